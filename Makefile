@@ -12,7 +12,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # gRPC's core tells of every closed connection.
 export GRPC_VERBOSITY := NONE
 
-.PHONY: demo test soak soak-peers vm lint protos picture bench bench-docs flood starter clean
+.PHONY: demo test soak soak-peers vm lint house protos picture bench bench-docs flood starter clean
 
 demo: $(VENV)/.demo
 	@$(VENV)/bin/cpupool demo
@@ -53,6 +53,11 @@ vm: $(VENV)/.dev
 
 lint: $(VENV)/.dev
 	@$(VENV)/bin/ruff format . && $(VENV)/bin/ruff check --fix .
+
+# What a reader meets: rooms, who imports whom, what is large, what stands in the wrong room, what
+# one cause goes through; ARGS=--json for a program.
+house: $(VENV)/.dev
+	@$(PYTHON) -m tools.house --walks $(ARGS)
 
 protos: $(VENV)/.dev
 	@tools/protos.sh cpupool/api

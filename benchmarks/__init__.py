@@ -1,1 +1,1 @@
-"""What cpupool costs a node: `python -m benchmarks`."""
+"""Measurements of the cost of cpupool for a node: `python -m benchmarks`."""

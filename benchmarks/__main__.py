@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchmarks.admitting import admitting
 from benchmarks.bursts import bursts
 from benchmarks.first_instruction import first_instruction
 from benchmarks.imports import imports
@@ -27,14 +28,15 @@ from benchmarks.rows import ms, wall_ms, written
 from benchmarks.starter import starter
 from benchmarks.sweeps import sweep
 from benchmarks.webhook import webhook
+from benchmarks.webhook_rest import webhook_rest
 from cpupool.api import deviceplugin_pb2 as pb
 from cpupool.api.deviceplugin_pb2_grpc import DevicePluginStub
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.names import Names
 from cpupool.core.pools import NodePools, Pool
 from cpupool.kubelet.device_plugin import DevicePluginServer
-from cpupool.kubelet.serving import ServingLoop
 from cpupool.manager.manager import Manager
+from cpupool.rpc.serving import ServingLoop
 from tests import builders
 from tests.apiserver import FakeAPIServer
 from tests.cgroups import overwrite
@@ -63,7 +65,7 @@ def main() -> None:
     rows: list[Row] = []
     everything = (
         *(sweep, shared_pool, starter, webhook, agent, rest, imports),
-        *(first_instruction, bursts),
+        *(webhook_rest, first_instruction, bursts, admitting),
     )
     wanted = sys.argv[1:]
     for measure in everything:

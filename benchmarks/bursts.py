@@ -1,4 +1,4 @@
-"""What the agent adds to the start of pods, one at a time and in bursts of ten.
+"""The time that the agent adds to the start of pods, one at a time and in bursts of ten.
 
 The same pods start in turns in two real containerds: one beside an agent, one whose node has no CPU
 manager.
@@ -29,7 +29,7 @@ BURSTS: Final = 10
 _ADDED_MS: Final = {1: 10.0, BURST: 50.0}
 """Pods that start at once → what the agent may add to their start, at the median."""
 _LATE_MS: Final = {"cgroup": 50.0, "cri": math.inf}
-"""How a container's CPUs are set → how long it may at most run on others."""
+"""The way of setting a container's CPUs → the longest time that it may run on others."""
 _EACH_MS: Final = 10.0
 """The CPU time that the agent may take for a pod's life."""
 

@@ -1,4 +1,4 @@
-"""How well pods are placed: the same traces under the pool's policy and under simpler ones."""
+"""The quality of placements: the same traces under the pool's policy and under simpler ones."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from cpupool.core.cpu_manager import TopologyPolicy
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.pool_policy import CPUBindPolicy, PoolPolicy
 from cpupool.core.pools import NodePools, Pool
-from cpupool.local import workload
-from cpupool.local.simulation import FIRST_FIT, KUBELET_PACKED, POOL, compare
+from cpupool.simulate import workload
+from cpupool.simulate.simulation import FIRST_FIT, KUBELET_PACKED, POOL, compare
 from tests.machines import MACHINES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from cpupool.local.simulation import Summary
+    from cpupool.simulate.simulation import Summary
 
 PODS: Final = 400
 SEEDS: Final = (1, 2, 3)

@@ -1,4 +1,4 @@
-"""How long choosing CPUs takes, from one call to a whole gRPC conversation."""
+"""The time of a choice of CPUs, from one call to a whole gRPC conversation."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ from cpupool.core.names import Names
 from cpupool.core.pool_policy import CPUBindPolicy, ExclusivePolicy, NUMAPolicy, PoolPolicy
 from cpupool.core.pools import NodePools, Pool
 from cpupool.kubelet.device_plugin import DevicePluginServer
-from cpupool.kubelet.serving import ServingLoop
 from cpupool.manager.manager import Manager
-from cpupool.policies import hints, koordinator_accumulator, pool_choice
-from cpupool.policies.koordinator_accumulator import OccupiedCPUs
-from cpupool.policies.kubelet_accumulator import take_distributed, take_packed
+from cpupool.policies import hints
+from cpupool.policies.accumulators import koordinator
+from cpupool.policies.accumulators.koordinator import OccupiedCPUs
+from cpupool.policies.accumulators.kubelet import take_distributed, take_packed
 from cpupool.policies.layout import Layout
+from cpupool.policies.pools import choice
+from cpupool.rpc.serving import ServingLoop
 from tests import builders
 from tests.kubelets import dial
 from tests.machines import Machine
@@ -34,8 +36,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from cpupool.core.topology import CPUTopology
+    from cpupool.policies.accumulators.kubelet import Taken
     from cpupool.policies.base import Choice
-    from cpupool.policies.kubelet_accumulator import Taken
 
     _Take = Callable[[CPUSet, int], Taken | Choice]
 
@@ -120,7 +122,7 @@ def _takers(topology: CPUTopology) -> Mapping[str, Taker]:
 
     def koordinators(*, full_cores: bool, strategy: NUMAPolicy) -> _Take:
         return partial(
-            koordinator_accumulator.take,
+            koordinator.take,
             layout,
             full_cores=full_cores,
             strategy=strategy,
@@ -131,7 +133,7 @@ def _takers(topology: CPUTopology) -> Mapping[str, Taker]:
     def of_pool(cpus: CPUSet, policy: PoolPolicy) -> Taker:
         pool = replace(Pool.named("exclusive_a", str(cpus)), policy=policy)
         unit = max(map(len, topology.cores)) if policy.whole_cores else 1
-        return Taker(cpus, partial(pool_choice.prefer, pool, topology, held=held), unit)
+        return Taker(cpus, partial(choice.prefer, pool, topology, held=held), unit)
 
     apart = PoolPolicy(bind=full, numa=least, exclusive=ExclusivePolicy.NUMA_NODE)
     distributed = PoolPolicy(bind=full, numa=NUMAPolicy.DISTRIBUTED)

@@ -111,8 +111,8 @@ CPU time of the calling thread: a choice waits for nothing, so this is what it t
 own.
 
 * *kubelet* and *Koordinator* are the algorithms of these programs as cpupool has them
-  (`policies/kubelet_accumulator.py`, `policies/koordinator_accumulator.py`).
-* *pool* is what GetPreferredAllocation asks (`policies/pool_choice.py`). *Without a policy*
+  (`policies/accumulators/kubelet.py`, `policies/accumulators/koordinator.py`).
+* *pool* is what GetPreferredAllocation asks (`policies/pools/choice.py`). *Without a policy*
   it lists one thread of each core and is packed; the others list all threads. *Full cores, apart*
   is `cpuBindPolicy: fullPhysicalCores` with `numaPolicy: leastAllocated` and
   `exclusivePolicy: numaNode`; *distributed* is `fullPhysicalCores` with `numaPolicy: distributed`;
@@ -150,7 +150,7 @@ to half of the pool, each size half as often as the one before it. *pool* is the
 * **on one NUMA node**, **behind one L3 cache**: of the containers that could lie in one if the pool
   were empty, those that do.
 * **fragmentation**: how scattered the free CPUs are over NUMA nodes, on average over time; 0 is as
-  close together as can be (`policies/fragmentation.py`).
+  close together as can be (`policies/pools/fragmentation.py`).
 * **CPUs in use**: on average over time. Where few are in use because pods are refused, the other
   figures say little.
 
@@ -196,8 +196,9 @@ of CRI to the last pod's first instruction; *on wrong CPUs* is as in
 [Enforcement](user/enforcement.md#three-ways). The aim for what `nri` adds is for the median, that
 for wrong CPUs for the maximum; what misses it is **bold**.
 
-* *The CPU time of a pod's life* misses its aim. In a life the agent sweeps about seven times: the
-  cgroups of the sandbox and the container come and go one after the other. The answers to NRI take
+* *The CPU time of a pod's life* misses its aim. In a life the agent sweeps about seven times, and
+  about four times with `nri`: the cgroups of the sandbox and the container come and go one after
+  the other. `python -m benchmarks.lives` says where the time goes. The answers to NRI take
   5 ms, and a call of the runtime over gRPC in Python more than 1 ms.
   [Figures](dev/figures.md#why-a-pod-still-costs-more-than-10-ms) has the parts.
 * *What `nri` adds to a burst* is this CPU time: the runtime cannot have the CPUs meanwhile.
@@ -243,7 +244,8 @@ Manager is `local/devices.py`, in front of the real Manager.
 
 * With *pods with an init container* the filter sees each container alone. The kubelet reuses the
   devices of an init container for the next one, which ties that container to a NUMA node: the
-  filter lets such pods through, and the node refuses some of them.
+  filter lets such pods through, and the node refuses some of them. CPUs of `cpuManager` are not
+  tied so, and the node refuses none behind the filter.
 * *In vain, for pools*: the object has room for one Topology Manager. With `single-numa-node` in
   the pool file's `cpuManager`, the filter keeps the pods of pools on one NUMA node, too, although
   the node would also take them on two.

@@ -1,4 +1,4 @@
-"""How fast pods get CPUs of their own from the CPU manager policy `static`.
+"""The time until pods get CPUs of their own from the CPU manager policy `static`.
 
 The agent is a process on a machine of 512 CPUs in a folder. It speaks NRI over a real socket with a
 runtime that this process plays, and watches an API server that this process plays, too.

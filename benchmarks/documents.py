@@ -1,4 +1,4 @@
-"""What the measurements of this folder have in common where they are written to a document."""
+"""The parts that the measurements of this folder share when they write a document."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """How long calls took, in milliseconds."""
+    """The times of calls, in milliseconds."""
 
     p50_ms: float
     p99_ms: float

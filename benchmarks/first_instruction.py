@@ -1,4 +1,4 @@
-"""How long containers of a real containerd run on wrong CPUs, and what their start costs.
+"""The time for which containers of a real containerd run on wrong CPUs, and the cost of starts.
 
 Wrong is the time from the first instruction of a container's program until it is on its own CPUs
 for good, as the program itself sees it every millisecond; zero where it was never elsewhere. The

@@ -4,7 +4,7 @@
 One kind sends nothing. The others send a byte of the headers, a byte of the body, or a whole
 request every second. A bad client connects again at once when the webhook closes its connection. A
 good client asks at a fixed rate, by turns over a new connection and over one that it keeps. A
-request counts from the time at which it is due.
+request's time begins when it is due.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ _HEAD: Final = b"POST /mutating-pods HTTP/1.1\r\nHost: a\r\nContent-Type: applic
 _BODY: Final = _HEAD + b"Content-Length: 100000\r\n\r\n"
 _WHOLE: Final = _HEAD + b"Content-Length: 2\r\n\r\n{}"
 _DRIP_S: Final = 1.0
-"""How often a client that speaks sends something."""
+"""The time between two messages of a client that speaks."""
 _AGAIN_S: Final = 0.05
-"""When a client that could not connect tries again."""
+"""The time until a client that could not connect tries again."""
 _BIND_ADDRESS_NO_PORT: Final = 24
 """IP_BIND_ADDRESS_NO_PORT of ip(7)."""
 _MOST_ASKING: Final = 64
 
 
 class Kind(Enum):
-    """What a client of the flood sends first; then it sends a byte, or this again, now and then."""
+    """The first message of a client of the flood; it then sends a byte, or this, now and then."""
 
     SILENT = None
     SLOW_HEADERS = _HEAD + b"X: "
@@ -186,7 +186,7 @@ def flooded(port: int, addresses: int, amounts: dict[Kind, int]) -> Iterator[Non
 
 @dataclass
 class Waits:
-    """How long the requests of one kind have taken."""
+    """The times of the requests of one kind."""
 
     ms: list[float] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Where the agent's resident memory comes from: what each package adds when it is loaded."""
+"""The sources of the agent's resident memory: the part that each package adds when it is loaded."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _STEPS: Final = (
     ("cpupool.cli", "cpupool.cli: the command line, with argparse"),
     ("cpupool.commands.agent", "cpupool: the agent itself"),
 )
-"""What is imported, one after the other, and what for."""
+"""The imported packages, one after the other, each with its purpose."""
 _RESIDENT: Final = (
     "import os;print(int(open('/proc/self/statm').read().split()[1]) * os.sysconf('SC_PAGE_SIZE'))"
 )
 
 
 def imports() -> Iterator[Row]:
-    """What each package adds to the agent's resident memory."""
+    """The resident memory that each package adds to the agent."""
     before_bytes, loaded = 0, ""
     for module, purpose in _STEPS:
         loaded += f"import {module}\n" if module else ""

@@ -1,4 +1,4 @@
-"""How fast an LSR pod gets its CPUs to itself: `python -m benchmarks.koordinator`.
+"""The time until an LSR pod has its CPUs to itself: `python -m benchmarks.koordinator`.
 
 The agent is a process on a machine of 512 CPUs in a folder, with the policy koordinator. It speaks
 NRI over a real socket with a runtime that this process plays.
@@ -20,7 +20,7 @@ from benchmarks.documents import table
 from benchmarks.played_runtime import PlayedPod, connected
 from benchmarks.processes import cpu_s
 from cpupool.core.cpuset import CPUSet
-from cpupool.wire.orchestration import QOS_CLASS, RESOURCE_STATUS
+from cpupool.policies.koordinator.pod_annotations import QOS_CLASS, RESOURCE_STATUS
 from tests.nri_runtime import FakeRuntime, Refused
 from tests.scenarios.test_agent_process import living
 from tests.waiting import DEADLINE_S
@@ -52,7 +52,7 @@ def main() -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """What it took to move the containers that share.
+    """The cost of moving the containers that share.
 
     Attributes:
         moved_ms: until the last of them was moved.
@@ -106,7 +106,7 @@ def _figures(changes: Sequence[_Change]) -> list[str]:
 
 
 def _changes(update_s: float) -> Iterator[tuple[_Change, _Change]]:
-    """Yield what the arrival and the end of an LSR pod took, round by round."""
+    """Yield the cost of the arrival and of the end of an LSR pod, round by round."""
     sharing = [PlayedPod(number, 0, {QOS_CLASS: "LS"}) for number in range(SHARING)]
     status = {RESOURCE_STATUS: json.dumps({"cpuset": str(OWN)})}
     owners = [

@@ -1,4 +1,4 @@
-"""What publishing a node's topology brings and costs: `python -m benchmarks.node_topology`.
+"""The benefit and the cost of publishing a node's topology: `python -m benchmarks.node_topology`.
 
 The filter of NodeResourceTopologyMatch over 50 recorded nodes, and the topology reporter's writes,
 bytes, time and memory.
@@ -17,18 +17,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 from benchmarks.documents import Times, table
 from benchmarks.processes import PATIENCE_S, agent, cpu_s, memory
-from cpupool.core.node_topology import NodeMemory, Publishing
+from cpupool.agent.topology_reporter import TopologyReporter
+from cpupool.config.settings import Publishing
+from cpupool.core.node_topology import NodeMemory
 from cpupool.core.pools import NodePools, Pool
 from cpupool.core.workloads import Node
 from cpupool.host.sysfs import open_topology
 from cpupool.manager.node_topology import Surroundings
-from cpupool.roles.topology_reporter import TopologyReporter
-from cpupool.telemetry.health import Health
-from cpupool.telemetry.metrics import Metrics
 from cpupool.wire import node_topology as wire
-from tests import testdata
+from tests import builders, testdata
 from tests.apiserver import FakeAPIServer
-from tests.events import Heard
 from tests.machines import Machine
 from tests.topology_match_experiment import NODES, run
 from tests.topology_nodes import MEMORY_BYTES, NAMES, ModelNode, pod_body
@@ -44,7 +42,7 @@ PODS: Final = 250
 EVENTS: Final = 200
 HOUR_S: Final = 3600.0
 APPEARS_S: Final = 2.0
-"""How long after Allocate the API server shows that a pod runs."""
+"""The time from Allocate until the API server shows that a pod runs."""
 PAUSE_S: Final = 5.0
 STEPS: Final = 200
 SETTLES_S: Final = 30.0
@@ -153,14 +151,11 @@ def _reporter(
         node.manager,
         found,
         Publishing.ZONES,
-        names=NAMES,
         node=lambda: Node("uid", {}),
         node_name=NAME,
         around=lambda: around,
         ready=lambda: True,
-        events=Heard(),
-        metrics=Metrics(),
-        health=Health(),
+        telemetry=builders.telemetry(),
         now_s=now_s,
     )
 
@@ -201,7 +196,7 @@ def _start(node: ModelNode, number: int) -> None:
 
 
 def _agent(publishing: Publishing) -> str:
-    """Return what an agent takes while many pods start, and some time after the last of them."""
+    """Return the cost of an agent while many pods start, and some time after the last of them."""
     pools = [f'  {pool.name}: {{cpus: "{pool.cpus}"}}\n' for pool in _node().pools]
     options = ("--metrics-port", "0", "--node-topology", publishing.value)
     with FakeAPIServer() as api:

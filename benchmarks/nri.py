@@ -1,4 +1,4 @@
-"""How soon the NRI plugin answers a runtime that asks for many containers at one time."""
+"""The time in which the NRI plugin answers a runtime that asks for many containers at once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from cpupool.core.pools import NodePools, Pool
 from cpupool.core.workloads import ContainerID
 from cpupool.manager.manager import Manager
-from cpupool.runtime.nri import NRIRuntime
+from cpupool.runtime.nri.adapter import NRIRuntime
 from tests import builders
 from tests.machines import MACHINES
 from tests.nri_agents import plugin_on

@@ -1,4 +1,4 @@
-"""The agent as a process, and what a process takes of the machine, as the kernel counts it."""
+"""The agent as a process, and the CPU time and memory of processes, as the kernel counts them."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""What plugins of the QoS Resource Manager cost: `python -m benchmarks.resource_plugins`.
+"""The cost of plugins of the QoS Resource Manager: `python -m benchmarks.resource_plugins`.
 
 It takes four minutes; `--seconds 5 --settle 5` measures the agents at rest for a shorter time.
 
-How long a pod is admitted by three plugins, without the time that the plugins take themselves, and
-what an agent takes with and without them when 250 containers have nothing to do.
+It measures the time in which three plugins admit a pod, without the plugins' own time, and the cost
+of an agent with and without them when 250 containers have nothing to do.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What an agent costs that has nothing to do: CPU time, wake-ups of its threads, memory."""
+"""The cost of an agent that has nothing to do: CPU time, wake-ups of its threads, memory."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ POOLS: Final = (
 _PROGRAM: Final = Path("/bin/true")
 """Stands in for the process starter; without one the agent tries again and again."""
 _REGISTERED_S: Final = 60.0
-_SETTLES_S: Final = 30.0
-"""What belongs to the start is over by then: the retries after it, and gRPC's threads."""
-_MEASURED_S: Final = 100.0
+SETTLES_S: Final = 30.0
+"""The time after which the start is over, with the retries after it and gRPC's threads."""
+MEASURED_S: Final = 100.0
 _PROBES: Final = ("/readyz", "/readyz", "/readyz", "/readyz", "/healthz")
 _PROBES_EACH_S: Final = 4.0
 """The probes of daemonsets/agent, and as often."""
@@ -40,7 +40,7 @@ _PROBES_EACH_S: Final = 4.0
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What a process has used since its start.
+    """The use of CPUs by a process since its start.
 
     Attributes:
         cpu_s: its CPU time.
@@ -52,7 +52,7 @@ class Use:
 
     @classmethod
     def of(cls, pid: int) -> Use:
-        """Read it from the kernel; a thread that has ended counts for its CPU time only."""
+        """Read it from the kernel; of a thread that has ended it has the CPU time only."""
         process = Path(f"/proc/{pid}")
         # utime and stime in ticks of 10 ms, as counted for ended threads, too (proc_pid_stat(5)).
         fields = (process / "stat").read_text().rsplit(")", 1)[1].split()
@@ -68,7 +68,7 @@ def rest() -> Iterator[Row]:
     """The agent at rest, with three pools and the kubelet's probes."""
     for pods in (0, 20):
         with FakeAPIServer() as api:
-            port = _free_port()
+            port = free_port()
             machine = Machine(cores=8)
             options = ("--metrics-port", str(port), "--starter", str(_PROGRAM.resolve()))
             with agent(api, machine, POOLS, *options) as (node, pid):
@@ -84,9 +84,9 @@ def rest() -> Iterator[Row]:
                             "spec": {"containers": [{"name": "main"}]},
                         }
                     )
-                _probe(port, _SETTLES_S)
+                _probe(port, SETTLES_S)
                 before = Use.of(pid)
-                measured_s = _probe(port, _MEASURED_S)
+                measured_s = _probe(port, MEASURED_S)
                 after, resident = Use.of(pid), memory(pid)
         cpu_s = (after.cpu_s - before.cpu_s) / measured_s * 3600
         yield (f"CPU at rest, {pods} pods", f"{cpu_s:.1f} s an hour", "2 s an hour")
@@ -108,6 +108,7 @@ def _probe(port: int, seconds: float) -> float:
     return passed_s
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port that no process listens on now."""
     with socketserver.TCPServer(("127.0.0.1", 0), socketserver.BaseRequestHandler) as server:
         return server.server_address[1]

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 Row = tuple[str, str, str]
-"""What is measured, the figure, the aim."""
+"""The subject of the measurement, the figure, the aim."""
 
 
 def written(rows: Iterable[Row]) -> str:

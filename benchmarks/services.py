@@ -1,4 +1,4 @@
-"""What the processes beside the agent take: `python -m benchmarks.services`.
+"""The cost of the processes beside the agent: `python -m benchmarks.services`.
 
 The webhook with a certificate and pool files, `cpupool certs --watch` after it has filled a Secret,
 and one look at good certificates.
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from benchmarks.processes import AS_IN_THE_IMAGE, PATIENCE_S, cpu_s, memory
 from benchmarks.rows import ms
-from cpupool.commands.drawing import show, table
+from cpupool.commands.pictures.drawing import show, table
 from tests.apiserver import FakeAPIServer
 from tests.scenarios.certs.objects import CONFIGURATION, bundles, fill
 from tests.webhooks import Secret

@@ -24,6 +24,7 @@ from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Final
 
 from benchmarks.processes import PATIENCE_S, agent, cpu_s
+from cpupool.qrm import podresources_service
 from tests import http2_frames as frames
 from tests.apiserver import FakeAPIServer
 from tests.machines import Machine
@@ -42,14 +43,14 @@ OPTIONS: Final = "/v1beta1.DevicePlugin/GetDevicePluginOptions"
 _POOLS: Final = f'pools:\n  {SHARED}: {{cpus: "1-28"}}\n  default: {{cpus: "0,29-31"}}\n'
 _OPTIONS: Final = ("--resource-plugins", "--resource-plugin-reconcile=1", "--metrics-port=0")
 _GROWTH_MIB: Final = 8.0
-"""After the first minute: the allocator's own, of a process that has 200 MiB left."""
+"""The growth allowed after the first minute, the allocator's own: 200 MiB are left."""
 _LOOK_S: Final = 5.0
 _STAYS_S: Final = 20.0
-"""How long a bad peer stays with one server."""
+"""The time that a bad peer stays with one server."""
 _LAST_LINES: Final = 20
-"""Of the log of an agent that has ended."""
+"""The number of lines to show of the log of an agent that has ended."""
 _PAUSE_S: Final = 0.02
-"""Of a bad peer between two bursts: the machine has other work."""
+"""The pause of a bad peer between two bursts: the machine has other work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,9 @@ class Place:
         root = node.root
         plugins = root.state / "resource-plugins"
         listing = root.device_plugins / f"cpupool-{SHARED}.sock"
-        return cls(listing, plugins / "kubelet.sock", root.extended_podresources_socket, plugins)
+        return cls(
+            listing, plugins / "kubelet.sock", podresources_service.usual_path(root), plugins
+        )
 
     @property
     def servers(self) -> Mapping[Path, str]:

@@ -1,4 +1,4 @@
-"""What the process starter costs where its CPUs are right already."""
+"""The cost of the process starter where its CPUs are right already."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a sweep costs on a node with many pods: where nothing is new, and where one pod is."""
+"""The cost of a sweep on a node with many pods: where nothing is new, and where one pod is."""
 
 from __future__ import annotations
 

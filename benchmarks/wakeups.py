@@ -21,11 +21,11 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from benchmarks.documents import Times, table
-from cpupool.commands.live import LiveNode
+from cpupool.agent.setup import Setup
+from cpupool.commands.demo.live import LiveNode
 from cpupool.core.errors import HostError
 from cpupool.host.sysfs import Sysfs
 from cpupool.local.cgroups import RealCgroups
-from cpupool.setup import Setup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

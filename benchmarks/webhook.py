@@ -1,4 +1,4 @@
-"""What requests to the webhook cost, beside a minimal server of the same libraries."""
+"""The cost of requests to the webhook, beside a minimal server of the same libraries."""
 
 from __future__ import annotations
 

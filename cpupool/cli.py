@@ -11,7 +11,8 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from cpupool.commands import BAD_INPUT, FAILED, UsageError, door
+from cpupool.commands.shell import beside, door
+from cpupool.commands.shell.exit_codes import BAD_INPUT, FAILED, INTERRUPTED, UsageError
 from cpupool.core.errors import CPUPoolError
 from cpupool.version import VERSION
 
@@ -35,9 +36,11 @@ COMMANDS: Final = {
     "import": "convert OpenShift's PerformanceProfile to a pool file and kubelet settings",
     "support-bundle": "collect the data for a diagnosis in one file, without secrets",
 }
-_MODULES: Final = {"import": "import_profile"}
-"""Of commands that no module can be called after: `import` is a word of Python's own."""
-INTERRUPTED: Final = 130
+_MODULES: Final = {
+    "demo": "demo.command",
+    "import": "import_profile",  # `import` is a word of Python's own
+}
+"""The modules of commands that have another name."""
 
 
 def run() -> NoReturn:
@@ -113,7 +116,29 @@ class _Parser(argparse.ArgumentParser):
             ]
             hint = f" (did you mean {' and '.join(meant)}?)" if meant else ""
             self.error(f"unrecognized arguments: {' '.join(left_over)}{hint}")
+        if beside.has_rules(self) and (why := beside.refusal(self, self._given(args))):
+            self.error(why)
         return parsed, left_over
+
+    def _given(self, args: Sequence[str] | None) -> set[str]:
+        """Return the names of the options on the command line: those that set no default."""
+        options = [action for action in self._actions if action.option_strings]
+        before, self._defaults = self._defaults, {}
+        defaults = [action.default for action in options]
+        for action in options:
+            action.default = argparse.SUPPRESS
+        try:
+            found, _ = super().parse_known_args(args)
+        finally:
+            self._defaults = before
+            for action, default in zip(options, defaults, strict=True):
+                action.default = default
+        return {
+            name
+            for action in options
+            if hasattr(found, action.dest)
+            for name in action.option_strings
+        }
 
 
 def _nearest(word: str, known: Iterable[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Draw the pictures of the README: `make picture`, or `python -m docs.picture`.
+"""Draw the pictures of the README, and the house: `make picture`, or `python -m docs.picture`.
 
 The machine is synthesised, the node is the embedded one: its kubelet, its agent and its cgroups (in
 a folder) are at work while the picture is taken.
@@ -9,13 +9,16 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+from cpupool.agent.setup import Setup
 from cpupool.cli import main
-from cpupool.commands import drawing, node_labels, samples
-from cpupool.commands.live import LiveNode
+from cpupool.commands.demo import manifests
+from cpupool.commands.demo.live import LiveNode
+from cpupool.commands.pictures import drawing
+from cpupool.commands.shell.options import node_labels
 from cpupool.config import poolconfig
 from cpupool.core.names import Names
 from cpupool.local.cgroups import EmulatedCgroups
-from cpupool.setup import Setup
+from docs import house
 from tests.machines import MACHINES
 
 HERE = Path(__file__).parent
@@ -50,7 +53,7 @@ def draw(folder: Path) -> None:
     ):
         list(live.await_pools())
         for name, pools in REQUESTS.items():
-            live.run_pod(samples.pod(name, [samples.container("main", names, pools)]))
+            live.run_pod(manifests.pod(name, [manifests.container("main", names, pools)]))
         picture = drawing.node_status(machine.topology(), live.status())
     drawing.export_svg(picture, HERE / "images/status.svg", "cpupool status")
 
@@ -58,3 +61,4 @@ def draw(folder: Path) -> None:
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory(prefix="cpl-") as name:
         draw(Path(name))
+    house.write()

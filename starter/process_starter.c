@@ -77,6 +77,7 @@ struct starter {
     struct cpus shared;   /* at the latest look, as the next two */
     struct cpus expected; /* where the starter should be */
     struct cpus found;    /* where it is */
+    bool unmasked;        /* the runtime's affinity has been dropped */
     sigset_t mask;        /* what is started gets this and the next back as they came */
     struct sigaction child_action;
 };
@@ -311,6 +312,28 @@ static bool read_shared(struct starter *starter)
     return true;
 }
 
+/* Drops an affinity that the runtime had and handed down: from Linux 6.2 on the kernel keeps it beside
+ * the cpuset, cuts the container's CPUs to it, and does so again after each change of the cpuset. With
+ * every CPU in the affinity only the cpuset counts, for the starter and for all that it starts.
+ * Where just the affinity keeps the starter on the expected CPUs, it stays: the cpuset is wider. */
+static void drop_mask(struct starter *starter)
+{
+    struct cpus all, common = starter->found;
+    keep_common(&common, &starter->expected);
+    if (starter->unmasked || !CPU_EQUAL_S(SET_BYTES, common.set, starter->found.set))
+        return;
+    memset(&all, 0xff, sizeof all);
+    if (sched_setaffinity(0, SET_BYTES, all.set) != 0)
+        return;
+    starter->unmasked = true;
+    const struct cpus before = starter->found;
+    sched_getaffinity(0, SET_BYTES, starter->found.set);
+    if (CPU_EQUAL_S(SET_BYTES, before.set, starter->expected.set) &&
+        !CPU_EQUAL_S(SET_BYTES, before.set, starter->found.set) &&
+        sched_setaffinity(0, SET_BYTES, before.set) == 0)
+        starter->found = before;
+}
+
 /* Compares the starter's CPUs, which are those of the container's cpuset on cgroup v1 and v2, with
  * the expected ones. Gives NULL if they are the same, else the likely cause. */
 static const char *look(struct starter *starter)
@@ -336,6 +359,7 @@ static const char *look(struct starter *starter)
         return "the container's list of CPUs is empty, because its pool is gone";
     if (size_of(&usable) == 0)
         return "none of the expected CPUs is online";
+    drop_mask(starter);
     if (CPU_EQUAL_S(SET_BYTES, starter->expected.set, starter->found.set)) {
         /* The kernel first changes what is allowed, and then moves who runs elsewhere. */
         int running_on = sched_getcpu();
@@ -349,7 +373,9 @@ static const char *look(struct starter *starter)
         return "the node's cpupool agent does not run or has not seen the container: see its log";
     if (!online_known)
         return "a CPU is offline, which cannot be seen without " ONLINE_FILE;
-    return "a CPU affinity inherited from the runtime, or the cpuset of a cgroup above";
+    if (!starter->unmasked)
+        return "a CPU affinity of the runtime, which the kernel does not let the starter drop";
+    return "the cpuset of a cgroup above, or a CPU that another cgroup has taken";
 }
 
 static long long now_ms(void)

@@ -19,14 +19,29 @@ from cpupool.core.workloads import (
     PodUID,
     QoSClass,
 )
+from cpupool.loops.telemetry import Telemetry
 from cpupool.manager import status_json
-from cpupool.policies.base import NodeView
+from cpupool.policies.view import NodeView
+from cpupool.telemetry.health import Health
+from cpupool.telemetry.metrics import Metrics
+from tests.events import Heard
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from cpupool.core.events import EventSink
     from cpupool.core.requests import Resource
     from cpupool.manager.manager import Manager
+
+
+def telemetry(
+    *,
+    events: EventSink | None = None,
+    metrics: Metrics | None = None,
+    health: Health | None = None,
+) -> Telemetry:
+    """Make what a role reports with; what is not given is of this role alone."""
+    return Telemetry(events or Heard(), metrics or Metrics(), health or Health())
 
 
 def resource(name: str) -> Resource:

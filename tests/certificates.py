@@ -18,8 +18,8 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import NameOID
 from cryptography.x509.verification import PolicyBuilder, Store
 
-from cpupool.https import certificates
-from cpupool.https.certificates import Pair, SecretContents
+from cpupool.webhook.https import certificates
+from cpupool.webhook.https.certificates import Pair, SecretContents
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.types import CertificateIssuerPrivateKeyTypes

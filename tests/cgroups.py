@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from cpupool.core.cgroups import POD_ITSELF, CgroupNode, FoundContainer
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import CgroupNotFound, CgroupWriteRejected
 from cpupool.enforce.apply import bring
 from cpupool.enforce.plan import Write
 from cpupool.host import cgroup_names
 from cpupool.host.cgroupfs import CgroupVersion
-from cpupool.manager.ports import POD_ITSELF, CgroupNode, FoundContainer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from cpupool.manager.ports import CgroupTree
+    from cpupool.enforce.ports import CgroupTree
 
 POD_UID = "1b2c3d4e-0000-1111-2222-333344445555"
 CONTAINER_ID = "ab" * 32

@@ -28,7 +28,10 @@ WORKER = "PYTEST_XDIST_WORKER"
 """The variable by which pytest-xdist names a process of several."""
 MEASURED = tuple(
     f"{room}/"
-    for room in ("admission", "config", "core", "enforce", "manager", "plugins", "policies", "wire")
+    for room in (
+        *("config", "core", "enforce", "manager", "plugins", "policies", "qrm", "wire"),
+        *("runtime/nri", "webhook/admission"),
+    )
 )
 """The unit tests by which the rooms with a floor are covered: their own, and of the next above."""
 
@@ -123,10 +126,14 @@ def _no_thread_is_left() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _logging_as_it_was() -> Iterator[None]:
+def _logging_and_signals_as_they_were() -> Iterator[None]:
     """Undo what a command run in the test's own process sets up."""
     logger = logging.getLogger("cpupool")
     handlers, level = list(logger.handlers), logger.level
+    interrupted = signal.getsignal(signal.SIGINT)
     yield
     logger.handlers[:] = handlers
     logger.setLevel(level)
+    if signal.getsignal(signal.SIGINT) is not interrupted:
+        # An interrupted command ignores SIGINT, and processes of later tests would inherit it.
+        signal.signal(signal.SIGINT, interrupted)

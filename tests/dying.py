@@ -1,7 +1,5 @@
 """An agent, or a plugin of ours, that is killed at one step: `python -m tests.dying agent`.
 
-The agent knows the policy of `tests.round_robin`.
-
 The variable DIES says at which step: `chosen`, before the file is written; `recorded`, before the
 container runtime, or the agent, has its answer; `answered`, after the runtime has it; `started`,
 when the container runs; `written`, after a container has got the CPUs that are VICTIM. VICTIM is
@@ -26,11 +24,10 @@ from typing import TYPE_CHECKING
 from cpupool import cli
 from cpupool.host import files
 from cpupool.host.cgroupfs import CgroupFS
-from cpupool.kubelet.resource_plugin import ResourcePlugin
 from cpupool.plugins.server import KeptPlugin
-from cpupool.runtime.nri import NRIRuntime
-from cpupool.runtime.nri_messages import Started
-from tests import round_robin
+from cpupool.qrm.plugin_client import ResourcePlugin
+from cpupool.runtime.nri.adapter import NRIRuntime
+from cpupool.runtime.nri.messages import Started
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -38,9 +35,10 @@ if TYPE_CHECKING:
 
     from cpupool.core.cpu_manager import TopologyHint
     from cpupool.core.cpuset import CPUSet
-    from cpupool.core.resource_plugins import Answers, Question
+    from cpupool.core.plugin_facts import Answers
     from cpupool.core.workloads import ContainerID, ContainerRef
-    from cpupool.runtime.nri_messages import Adjustment, CreateContainer, Message, Update
+    from cpupool.policies.qrm.questions import Question
+    from cpupool.runtime.nri.messages import Adjustment, CreateContainer, Message, Update
 
 DIES, VICTIM, SIGNAL = "DIES", "VICTIM", "SIGNAL"
 STEPS = ("chosen", "recorded", "answered")
@@ -139,4 +137,4 @@ if __name__ == "__main__":
     NRIRuntime.update_all = update_all  # type: ignore[method-assign]
     KeptPlugin.allocate = decide  # type: ignore[method-assign]
     KeptPlugin.allocations = allocations  # type: ignore[method-assign]
-    sys.exit(round_robin.main() if "agent" in sys.argv[1:2] else cli.main(sys.argv[1:]))
+    sys.exit(cli.main(sys.argv[1:]))

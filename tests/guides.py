@@ -7,10 +7,10 @@ import shlex
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from cpupool.commands.live import LiveNode
-from cpupool.kube import views
+from cpupool.agent.setup import Setup
+from cpupool.commands.demo.live import LiveNode
 from cpupool.local.cgroups import EmulatedCgroups
-from cpupool.setup import Setup
+from tests import pods
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -52,6 +52,6 @@ def example_node(
     ):
         assert dict(live.await_pools()) == devices
         live.await_plugin()
-        for body in views.pods_from_text("pods.yaml", (example / "pods.yaml").read_text()):
+        for body in pods.bodies("pods.yaml", (example / "pods.yaml").read_text()):
             live.run_pod(body)
         yield live

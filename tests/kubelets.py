@@ -16,7 +16,7 @@ from cpupool.api.deviceplugin_pb2_grpc import (
     RegistrationServicer,
     add_RegistrationServicer_to_server,
 )
-from cpupool.core.devices import MAX_DEVICE_LIST_BYTES
+from cpupool.core.device_list_limit import MAX_DEVICE_LIST_BYTES
 from tests.waiting import DEADLINE_S
 
 if TYPE_CHECKING:

@@ -145,6 +145,13 @@ class Machine:
         files = self.files(CPUSet.parse(self.offline))
         return Sysfs(RecordedTree("synthesised", files)).topology()
 
+    def unplugged(self, cpus: str) -> CPUTopology:
+        """Read this virtual machine after it has lost CPUs, in the list format."""
+        lost = CPUSet.parse(cpus)
+        files = self.files(lost)
+        files[f"{_CPU}/present"] = files[f"{_CPU}/online"]
+        return Sysfs(RecordedTree("synthesised", files)).topology()
+
     def having_lost(self, cpus: CPUSet) -> CPUTopology:
         """Read this machine after CPUs went offline, with what is remembered of them."""
         return self.without(str(cpus)).topology().remembering(self.topology())

@@ -7,10 +7,10 @@ import threading
 from typing import TYPE_CHECKING, Self
 
 from cpupool.core.assignments import Placement
+from cpupool.core.cgroups import Writer
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.pools import NodePools, Pool
 from cpupool.host.root import HostRoot
-from cpupool.manager.ports import Writer
 from cpupool.manager.report import ContainerStatus, NodeStatus
 from cpupool.manager.status_json import to_json
 from cpupool.telemetry.health import Health

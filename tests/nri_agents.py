@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.pools import NodePools, Pool
 from cpupool.manager.manager import Manager
-from cpupool.roles.nri_answers import MissingFacts
-from cpupool.roles.nri_plugin import NRIPlugin
-from cpupool.roles.nri_wait import WaitRules
-from cpupool.runtime.nri import NRIRuntime
+from cpupool.runtime.nri.adapter import NRIRuntime
+from cpupool.runtime.nri.answers import Answers
+from cpupool.runtime.nri.connecting import ConnectionWait, WaitRules
+from cpupool.runtime.nri.conversation import Conversation
+from cpupool.runtime.nri.holding import MissingFacts, Obstacles
+from cpupool.runtime.nri.plugin import NRIPlugin
 from cpupool.telemetry.health import Health
 from cpupool.telemetry.metrics import Metrics
 from tests import builders
@@ -32,10 +34,11 @@ if TYPE_CHECKING:
 
     from cpupool.api import nri_pb2
     from cpupool.core.assignments import MemoryNodes
+    from cpupool.core.cgroups import FoundContainer
+    from cpupool.core.events import EventSink
     from cpupool.core.workloads import Pod
-    from cpupool.manager.ports import EventSink, FoundContainer
     from cpupool.manager.resolve import Snapshot
-    from cpupool.runtime.nri_connection import Launch
+    from cpupool.runtime.nri.connection import Launch
 
 MACHINE = MACHINES["laptop_4c8t"]
 POOLS = NodePools.of(
@@ -73,28 +76,41 @@ def plugin_on(
     events: EventSink | None = None,
     metrics: Metrics | None = None,
     health: Health | None = None,
-    waits: WaitRules = WaitRules(),  # noqa: B008 - it is frozen
+    wait: ConnectionWait | None = None,
     now_s: Callable[[], float] = time.monotonic,
-    time_s: Callable[[], float] = time.time,
 ) -> NRIPlugin:
     """Make an agent's plugin of the runtime behind a socket."""
-    return NRIPlugin(
+    told = builders.telemetry(events=events, metrics=metrics, health=health)
+    wait = wait or ConnectionWait(
         manager,
         runtime,
-        required=required,
-        missing_facts=missing_facts,
+        found=found,
+        rules=WaitRules(),
+        look=look,
+        metrics=told.metrics,
+        now_s=now_s,
+    )
+    answers = Answers(
+        runtime,
+        manager.names,
+        missing_facts,
         ready=ready,
         with_memory=with_memory,
-        found=found,
-        decided=decided,
-        look=look,
-        events=events or Heard(),
-        metrics=metrics or Metrics(),
-        health=health or Health(),
-        waits=waits,
-        now_s=now_s,
-        time_s=time_s,
+        forget=manager.forget_containers,
+        events=told.events,
+        metrics=told.metrics,
     )
+    conversation = Conversation(
+        manager,
+        runtime,
+        Obstacles(runtime, ready=ready, found=found),
+        answers,
+        look=look,
+        metrics=told.metrics,
+        decided=decided,
+        now_s=now_s,
+    )
+    return NRIPlugin(runtime, conversation, wait, required=required, ready=ready, telemetry=told)
 
 
 @dataclass
@@ -138,6 +154,15 @@ class Agent:
             update_s=self.update_s,
             now_s=self._now_s,
         )
+        self.wait = ConnectionWait(
+            self.manager,
+            self.runtime,
+            found=lambda: self.found,
+            rules=self.waits,
+            look=self.looked.release,
+            metrics=self.metrics,
+            now_s=self._now_s,
+        )
         return plugin_on(
             self.manager,
             self.runtime,
@@ -150,7 +175,7 @@ class Agent:
             events=self.events,
             metrics=self.metrics,
             health=self.health,
-            waits=self.waits,
+            wait=self.wait,
             now_s=self._now_s,
         )
 

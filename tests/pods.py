@@ -6,10 +6,19 @@ import base64
 import json
 from typing import TYPE_CHECKING, Any
 
+from cpupool.kube import manifests
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 ANNOTATION = "nokia.k8s.io/cpus"
+
+
+def bodies(name: str, text: str) -> list[dict[str, Any]]:
+    """Read the pods of a text; `name` is its file, for messages."""
+    found = manifests.read(name, text)
+    found.refuse_others_alone()
+    return [*found.pods]
 
 
 def container(name: str = "main", /, **fields: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from tests.machines import Machine
 
 if TYPE_CHECKING:
     from cpupool.config.performance_profile import PerformanceProfile
-    from cpupool.config.poolconfig import PoolFile
+    from cpupool.config.pool_file import PoolFile
     from cpupool.core.pools import NodePools
     from cpupool.core.topology import CPUTopology
 

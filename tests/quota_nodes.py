@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from cpupool.core.cgroups import FoundContainer
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.devices import AllocatedDevices
 from cpupool.core.names import ENABLE_SHARED_CPUS, KUBELET_CPUS
@@ -14,10 +15,9 @@ from cpupool.core.quota import Bandwidth
 from cpupool.core.workloads import ContainerRef
 from cpupool.enforce.quotas import QuotaGoal
 from cpupool.enforce.repair import Keeper
-from cpupool.enforce.writers import Writers
+from cpupool.enforce.writer_choice import Writers
 from cpupool.host.cgroupfs import CgroupVersion
 from cpupool.manager.manager import Manager
-from cpupool.manager.ports import FoundContainer
 from cpupool.telemetry.metrics import Metrics
 from tests import builders
 from tests.machines import MACHINES

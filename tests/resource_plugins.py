@@ -33,12 +33,14 @@ class PluginDouble:
     """A plugin on a socket; runs from `with` to its end.
 
     Attributes:
+        resource: the resource that it serves.
         replies: method → what it answers; a method without a reply is not implemented.
         asked: method → the requests.
     """
 
     def __init__(self, socket: Path, resource: str = "cpu", **options: bool) -> None:
         self.socket = socket
+        self.resource = resource
         info = pluginregistration_pb2.PluginInfo(
             type="ResourcePlugin", name=resource, supported_versions=["v1alpha1"]
         )

@@ -15,7 +15,7 @@ from cpupool.core.errors import (
     RuntimeSilent,
 )
 from cpupool.core.workloads import ContainerID, RuntimeContainer
-from cpupool.enforce.writers import Writers
+from cpupool.enforce.writer_choice import Writers
 from tests import builders
 
 if TYPE_CHECKING:

@@ -9,18 +9,22 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from cpupool.agent.cgroup_news import CgroupNews
+from cpupool.agent.cpusetter import NAME, CPUSetter
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.devices import AllocatedDevices
 from cpupool.core.names import Names
 from cpupool.core.pools import NodePools, Pool
+from cpupool.enforce.announcer import Announcer
+from cpupool.enforce.directories import Directories
 from cpupool.enforce.mover import Mover
 from cpupool.enforce.sweep import Sweep
-from cpupool.enforce.writers import Writers
+from cpupool.enforce.writer_choice import Writers
 from cpupool.host.cgroupfs import CgroupVersion
+from cpupool.loops.telemetry import Telemetry
 from cpupool.manager.learner import Learner
 from cpupool.manager.manager import Manager
 from cpupool.manager.ports import CheckpointSource, DeviceSource, PodSource
-from cpupool.roles.cpusetter import NAME, CPUSetter
 from cpupool.telemetry.health import Health
 from cpupool.telemetry.metrics import Metrics
 from tests import builders
@@ -31,13 +35,17 @@ from tests.runtimes import ModelRuntime, without_runtime
 from tests.waiting import DEADLINE_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
+    from cpupool.core.cgroups import Writer
     from cpupool.core.errors import CPUPoolError
-    from cpupool.core.workloads import Container, Pod
+    from cpupool.core.events import EventSink
+    from cpupool.core.workloads import Container, ContainerID, Pod
+    from cpupool.enforce.ports import CgroupTree
     from cpupool.enforce.repair import Goal
     from cpupool.enforce.sweep import SweepReport
-    from cpupool.manager.ports import CgroupTree, ContainerSource, EventSink, Writer
+    from cpupool.manager.ports import ContainerSource
     from cpupool.wire.cpu_manager_state import State
 
 MACHINE = MACHINES["laptop_4c8t"]
@@ -68,6 +76,8 @@ def setter_on(
     now_s: Callable[[], float] = time.monotonic,
     cpu_s: Callable[[], float] = time.thread_time,
     recorded: State | None = None,
+    places: Mapping[Path, bool] | None = None,
+    starts_right: Callable[[Path, ContainerID], bool] = lambda _cgroup, _container: False,
 ) -> CPUSetter:
     """Make a cpusetter: on a node whose runtime cannot be reached, unless it is told otherwise."""
     writers = writers or without_runtime()
@@ -91,22 +101,20 @@ def setter_on(
     )
     sweep = Sweep(
         manager=manager,
-        tree=tree,
-        writers=writers,
+        directories=Directories(tree, writers),
         learner=learner,
         mover=mover,
         goals=goals,
-        events=events,
-        metrics=metrics,
+        announcer=Announcer(events, metrics),
         now_s=now_s,
         cpu_s=cpu_s,
-        recorded=lambda: recorded,
+        take_over=lambda found: manager.adopt(found, recorded),
     )
     return CPUSetter(
         sweep,
         learner,
-        metrics=metrics,
-        health=health,
+        CgroupNews(places or {}, writers, lambda _cgroup: False, learner.shares, starts_right),
+        telemetry=Telemetry(events, metrics, health),
         interval_s=interval_s,
         swept=swept,
         now_s=now_s,
@@ -181,6 +189,8 @@ class Node:
     cpu_s: float = 0.0
     sweep_costs_s: float = 0.0
     swept: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    places: dict[Path, bool] = field(default_factory=dict)
+    starts_right: bool = False
     refusals: int = 0
 
     def __post_init__(self) -> None:
@@ -202,6 +212,8 @@ class Node:
             now_s=self.clock or (lambda: self.now_s),
             cpu_s=self.spent_s,
             recorded=self.recorded,
+            places=self.places,
+            starts_right=lambda _cgroup, _container: self.starts_right,
         )
 
     def spent_s(self) -> float:

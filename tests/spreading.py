@@ -35,7 +35,7 @@ _LONG: Final = (
     "tests/scenarios/",
     "tests/containerd/",
     "tests/starter/",
-    "tests/unit/test_app.py",
+    "tests/unit/agent/test_app.py",
 )
 """Where tests take long, in their order; short ones fill what is left at the end."""
 

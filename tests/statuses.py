@@ -7,12 +7,13 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from cpupool.core.assignments import Placement, Step
+from cpupool.core.cgroups import Writer
 from cpupool.core.cpu_manager import CPUManager, StaticOptions, Suppression
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.names import KUBELET_CPUS, POLICY_CPUS
 from cpupool.core.pool_policy import NUMAPolicy, PoolPolicy
 from cpupool.core.pools import MixedCPUs, NodePools, Pool, PoolKind
-from cpupool.manager.ports import Writer
+from cpupool.core.withheld import Withheld
 from cpupool.manager.report import (
     ContainerStatus,
     NodeResource,
@@ -23,7 +24,8 @@ from cpupool.manager.report import (
     RefusedPod,
 )
 from cpupool.manager.status_json import to_json
-from cpupool.policies.base import BEST_EFFORT, DEFAULT, Choice, Size
+from cpupool.policies.base import Choice
+from cpupool.policies.view import BEST_EFFORT, DEFAULT, Size
 from tests.builders import resource
 
 if TYPE_CHECKING:
@@ -81,6 +83,7 @@ STATUS = NodeStatus(
     plugins=(PluginStatus("/plugins/a", "cpu", "is away", "at noon"), PluginStatus("/b", "")),
     lost=("example.com/nic",),
     node_resources=(NodeResource("example.com/nic", 2, "403", "allow it"),),
+    withheld=(Withheld(CPUSet.of(3), "/dpdk.service", "isolated"),),
     nri="waits for default/slow until 2027-01-15T08:00:00Z",
 )  # fmt: skip
 

@@ -13,7 +13,7 @@ from cpupool.core.cpu_manager import Scope
 from cpupool.core.devices import AllocatedDevices
 from cpupool.core.errors import AllocationError
 from cpupool.core.names import Names
-from cpupool.core.node_topology import NodeMemory, Publishing, TopologyManager
+from cpupool.core.node_topology import NodeMemory, TopologyManager
 from cpupool.core.pools import MILLI_PER_CPU
 from cpupool.core.workloads import ContainerID, ContainerKind, ContainerRef
 from cpupool.kube import views
@@ -141,7 +141,7 @@ class ModelNode:
             memory={node: NodeMemory(MEMORY_BYTES) for node in self.topology.nodes},
             kubelet=kubelet_config.parse("kubelet", written.encode()),
         )
-        return node_topology(self.manager.snapshot(), NAMES, around, Publishing.ZONES)
+        return node_topology(self.manager.snapshot(), NAMES, around, annotated=False)
 
     def refusal(self, body: dict[str, Any]) -> str:
         """Return why the node refuses a pod; empty if it does not. Nothing changes."""
@@ -264,6 +264,4 @@ def _exclusive(requests: Mapping[Resource, int]) -> dict[Resource, int]:
 
 def _sums(pod: Pod) -> Counter[str]:
     pools = devices.total_requests(pod).items()
-    return Counter(
-        {NAMES.resource(pool): n for pool, n in pools} | {"cpu": devices.total_cpu_milli(pod)}
-    )
+    return Counter({NAMES.resource(pool): n for pool, n in pools} | {"cpu": pod.request_milli})

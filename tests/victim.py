@@ -19,8 +19,10 @@ import traceback
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
-from cpupool import app, cli, supervisor
-from cpupool.commands import certs, webhook
+from cpupool import cli
+from cpupool.agent import app
+from cpupool.commands import agent, certs, webhook
+from cpupool.loops import supervisor
 from cpupool.manager.manager import Manager
 from cpupool.telemetry.server import TelemetryServer
 
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from cpupool.core.names import Names
-    from cpupool.policies.base import CPUManagerPolicies
     from cpupool.telemetry.health import Health
     from cpupool.telemetry.metrics import ProcessMetrics
 
@@ -69,11 +70,9 @@ class Controller:
         self._wake = wake
         supervisor.supervise(loops, stop, wake, hung)
 
-    def managed(
-        self, names: Names, *, moves_pinned: bool, cpu_managers: CPUManagerPolicies
-    ) -> Manager:
+    def managed(self, names: Names, *, moves_pinned: bool) -> Manager:
         """Make the agent's manager, to wake who waits for another list of devices."""
-        self._manager = Manager(names, moves_pinned=moves_pinned, cpu_managers=cpu_managers)
+        self._manager = Manager(names, moves_pinned=moves_pinned)
         return self._manager
 
     def anywhere(
@@ -133,7 +132,7 @@ def main() -> None:
         module.supervise = controller.supervise  # type: ignore[attr-defined]
     for module in (app, webhook):
         module.TelemetryServer = controller.anywhere  # type: ignore[attr-defined]
-    app.Manager = controller.managed  # type: ignore[assignment, attr-defined]
+    agent.Manager = controller.managed  # type: ignore[assignment, attr-defined]
     logging._lock = NoLock()  # type: ignore[attr-defined]
     logging.Handler.createLock = unlocked  # type: ignore[method-assign, assignment]
     # Its handler is the Python code in which a thread that waits takes the exception.

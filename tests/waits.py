@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cpupool.roles.wait_budget import WaitBudget
-from tests import round_robin
+from cpupool import cli
+from cpupool.runtime.nri.wait_budget import WaitBudget
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -20,9 +20,11 @@ WAITS = "WAITS"
 _until_s = WaitBudget.until_s
 
 
-def until_s(self: WaitBudget, container: Hashable, latest_s: float, now_s: float) -> float:
+def until_s(
+    self: WaitBudget, container: Hashable, latest_s: float, now_s: float, *, soon: bool = False
+) -> float:
     """Return how long the runtime may wait for a container, and write it if it may."""
-    found_s = _until_s(self, container, latest_s, now_s)
+    found_s = _until_s(self, container, latest_s, now_s, soon=soon)
     if found_s > now_s:
         with Path(os.environ[WAITS]).open("a") as file:
             file.write(f"{now_s} {found_s}\n")
@@ -41,4 +43,4 @@ def granted(file: Path) -> list[tuple[float, float]]:
 
 if __name__ == "__main__":
     WaitBudget.until_s = until_s  # type: ignore[method-assign]
-    sys.exit(round_robin.main())
+    sys.exit(cli.main(sys.argv[1:]))

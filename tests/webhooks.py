@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import trustme
 
-from cpupool.https.application import Limits
+from cpupool.webhook.https.application import Limits
 from tests.loops import running
 from tests.mounts import Mount
 from tests.waiting import DEADLINE_S
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from cpupool.https.server import HTTPSServer
+    from cpupool.webhook.https.server import HTTPSServer
 
 LOCALHOST = "127.0.0.1"
 PATIENT = Limits(
@@ -89,8 +89,9 @@ class Client:
         return self.answer()
 
     def answer(self) -> Answer:
-        response = self.connection.getresponse()
-        return Answer(response.status, dict(response.getheaders()), response.read().decode())
+        # A response whose end does not come keeps the socket open.
+        with self.connection.getresponse() as response:
+            return Answer(response.status, dict(response.getheaders()), response.read().decode())
 
     def shown(self) -> bytes:
         """Give the certificate that the server shows on this connection, as DER."""

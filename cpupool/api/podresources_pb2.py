@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x63pupool/api/podresources.proto\x12\x02v1\"\x19\n\x17ListPodResourcesRequest\"C\n\x18ListPodResourcesResponse\x12\'\n\rpod_resources\x18\x01 \x03(\x0b\x32\x10.v1.PodResources\"\x1d\n\x1b\x41llocatableResourcesRequest\"{\n\x1c\x41llocatableResourcesResponse\x12%\n\x07\x64\x65vices\x18\x01 \x03(\x0b\x32\x14.v1.ContainerDevices\x12\x0f\n\x07\x63pu_ids\x18\x02 \x03(\x03\x12#\n\x06memory\x18\x03 \x03(\x0b\x32\x13.v1.ContainerMemory\"\xc8\x02\n\x0cPodResources\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12*\n\ncontainers\x18\x03 \x03(\x0b\x32\x16.v1.ContainerResources\x12\x10\n\x08pod_role\x18\x0c \x01(\t\x12\x10\n\x08pod_type\x18\r \x01(\t\x12,\n\x06labels\x18\x0e \x03(\x0b\x32\x1c.v1.PodResources.LabelsEntry\x12\x36\n\x0b\x61nnotations\x18\x0f \x03(\x0b\x32!.v1.PodResources.AnnotationsEntry\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x32\n\x10\x41nnotationsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xad\x01\n\x12\x43ontainerResources\x12\x0c\n\x04name\x18\x01 \x01(\t\x12%\n\x07\x64\x65vices\x18\x02 \x03(\x0b\x32\x14.v1.ContainerDevices\x12\x0f\n\x07\x63pu_ids\x18\x03 \x03(\x03\x12#\n\x06memory\x18\x04 \x03(\x0b\x32\x13.v1.ContainerMemory\x12,\n\tresources\x18\x0f \x03(\x0b\x32\x19.v1.TopologyAwareResource\"\xb2\x02\n\x15TopologyAwareResource\x12\x15\n\rresource_name\x18\x01 \x01(\t\x12\x18\n\x10is_node_resource\x18\x02 \x01(\x08\x12\x1a\n\x12is_scalar_resource\x18\x03 \x01(\x08\x12\x1b\n\x13\x61ggregated_quantity\x18\x04 \x01(\x01\x12$\n\x1coriginal_aggregated_quantity\x18\x05 \x01(\x01\x12?\n\x1ctopology_aware_quantity_list\x18\x06 \x03(\x0b\x32\x19.v1.TopologyAwareQuantity\x12H\n%original_topology_aware_quantity_list\x18\x07 \x03(\x0b\x32\x19.v1.TopologyAwareQuantity\"=\n\x15TopologyAwareQuantity\x12\x16\n\x0eresource_value\x18\x01 \x01(\x01\x12\x0c\n\x04node\x18\x02 \x01(\x04\"X\n\x0f\x43ontainerMemory\x12\x13\n\x0bmemory_type\x18\x01 \x01(\t\x12\x0c\n\x04size\x18\x02 \x01(\x04\x12\"\n\x08topology\x18\x03 \x01(\x0b\x32\x10.v1.TopologyInfo\"a\n\x10\x43ontainerDevices\x12\x15\n\rresource_name\x18\x01 \x01(\t\x12\x12\n\ndevice_ids\x18\x02 \x03(\t\x12\"\n\x08topology\x18\x03 \x01(\x0b\x32\x10.v1.TopologyInfo\"+\n\x0cTopologyInfo\x12\x1b\n\x05nodes\x18\x01 \x03(\x0b\x32\x0c.v1.NUMANode\"\x16\n\x08NUMANode\x12\n\n\x02ID\x18\x01 \x01(\x03\x32\xb9\x01\n\x12PodResourcesLister\x12\x43\n\x04List\x12\x1b.v1.ListPodResourcesRequest\x1a\x1c.v1.ListPodResourcesResponse\"\x00\x12^\n\x17GetAllocatableResources\x12\x1f.v1.AllocatableResourcesRequest\x1a .v1.AllocatableResourcesResponse\"\x00\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x63pupool/api/podresources.proto\x12\x02v1\"\x19\n\x17ListPodResourcesRequest\"C\n\x18ListPodResourcesResponse\x12\'\n\rpod_resources\x18\x01 \x03(\x0b\x32\x10.v1.PodResources\"\x1d\n\x1b\x41llocatableResourcesRequest\"\xb4\x01\n\x1c\x41llocatableResourcesResponse\x12%\n\x07\x64\x65vices\x18\x01 \x03(\x0b\x32\x14.v1.ContainerDevices\x12\x0f\n\x07\x63pu_ids\x18\x02 \x03(\x03\x12#\n\x06memory\x18\x03 \x03(\x0b\x32\x13.v1.ContainerMemory\x12\x37\n\tresources\x18\x0f \x03(\x0b\x32$.v1.AllocatableTopologyAwareResource\"\xc8\x02\n\x0cPodResources\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12*\n\ncontainers\x18\x03 \x03(\x0b\x32\x16.v1.ContainerResources\x12\x10\n\x08pod_role\x18\x0c \x01(\t\x12\x10\n\x08pod_type\x18\r \x01(\t\x12,\n\x06labels\x18\x0e \x03(\x0b\x32\x1c.v1.PodResources.LabelsEntry\x12\x36\n\x0b\x61nnotations\x18\x0f \x03(\x0b\x32!.v1.PodResources.AnnotationsEntry\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x32\n\x10\x41nnotationsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xad\x01\n\x12\x43ontainerResources\x12\x0c\n\x04name\x18\x01 \x01(\t\x12%\n\x07\x64\x65vices\x18\x02 \x03(\x0b\x32\x14.v1.ContainerDevices\x12\x0f\n\x07\x63pu_ids\x18\x03 \x03(\x03\x12#\n\x06memory\x18\x04 \x03(\x0b\x32\x13.v1.ContainerMemory\x12,\n\tresources\x18\x0f \x03(\x0b\x32\x19.v1.TopologyAwareResource\"\xb2\x02\n\x15TopologyAwareResource\x12\x15\n\rresource_name\x18\x01 \x01(\t\x12\x18\n\x10is_node_resource\x18\x02 \x01(\x08\x12\x1a\n\x12is_scalar_resource\x18\x03 \x01(\x08\x12\x1b\n\x13\x61ggregated_quantity\x18\x04 \x01(\x01\x12$\n\x1coriginal_aggregated_quantity\x18\x05 \x01(\x01\x12?\n\x1ctopology_aware_quantity_list\x18\x06 \x03(\x0b\x32\x19.v1.TopologyAwareQuantity\x12H\n%original_topology_aware_quantity_list\x18\x07 \x03(\x0b\x32\x19.v1.TopologyAwareQuantity\"\xd5\x02\n AllocatableTopologyAwareResource\x12\x15\n\rresource_name\x18\x01 \x01(\t\x12\x18\n\x10is_node_resource\x18\x02 \x01(\x08\x12\x1a\n\x12is_scalar_resource\x18\x03 \x01(\x08\x12\'\n\x1f\x61ggregated_allocatable_quantity\x18\x04 \x01(\x01\x12K\n(topology_aware_allocatable_quantity_list\x18\x05 \x03(\x0b\x32\x19.v1.TopologyAwareQuantity\x12$\n\x1c\x61ggregated_capacity_quantity\x18\x06 \x01(\x01\x12H\n%topology_aware_capacity_quantity_list\x18\x07 \x03(\x0b\x32\x19.v1.TopologyAwareQuantity\"\xf9\x01\n\x15TopologyAwareQuantity\x12\x16\n\x0eresource_value\x18\x01 \x01(\x01\x12\x0c\n\x04node\x18\x02 \x01(\x04\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x0c\n\x04type\x18\x04 \x01(\t\x12)\n\x0etopology_level\x18\x05 \x01(\x0e\x32\x11.v1.TopologyLevel\x12?\n\x0b\x61nnotations\x18\x06 \x03(\x0b\x32*.v1.TopologyAwareQuantity.AnnotationsEntry\x1a\x32\n\x10\x41nnotationsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"X\n\x0f\x43ontainerMemory\x12\x13\n\x0bmemory_type\x18\x01 \x01(\t\x12\x0c\n\x04size\x18\x02 \x01(\x04\x12\"\n\x08topology\x18\x03 \x01(\x0b\x32\x10.v1.TopologyInfo\"a\n\x10\x43ontainerDevices\x12\x15\n\rresource_name\x18\x01 \x01(\t\x12\x12\n\ndevice_ids\x18\x02 \x03(\t\x12\"\n\x08topology\x18\x03 \x01(\x0b\x32\x10.v1.TopologyInfo\"+\n\x0cTopologyInfo\x12\x1b\n\x05nodes\x18\x01 \x03(\x0b\x32\x0c.v1.NUMANode\"\x16\n\x08NUMANode\x12\n\n\x02ID\x18\x01 \x01(\x03*%\n\rTopologyLevel\x12\x08\n\x04NUMA\x10\x00\x12\n\n\x06SOCKET\x10\x01\x32\xb9\x01\n\x12PodResourcesLister\x12\x43\n\x04List\x12\x1b.v1.ListPodResourcesRequest\x1a\x1c.v1.ListPodResourcesResponse\"\x00\x12^\n\x17GetAllocatableResources\x12\x1f.v1.AllocatableResourcesRequest\x1a .v1.AllocatableResourcesResponse\"\x00\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,34 +35,42 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PODRESOURCES_LABELSENTRY']._serialized_options = b'8\001'
   _globals['_PODRESOURCES_ANNOTATIONSENTRY']._loaded_options = None
   _globals['_PODRESOURCES_ANNOTATIONSENTRY']._serialized_options = b'8\001'
+  _globals['_TOPOLOGYAWAREQUANTITY_ANNOTATIONSENTRY']._loaded_options = None
+  _globals['_TOPOLOGYAWAREQUANTITY_ANNOTATIONSENTRY']._serialized_options = b'8\001'
+  _globals['_TOPOLOGYLEVEL']._serialized_start=2018
+  _globals['_TOPOLOGYLEVEL']._serialized_end=2055
   _globals['_LISTPODRESOURCESREQUEST']._serialized_start=38
   _globals['_LISTPODRESOURCESREQUEST']._serialized_end=63
   _globals['_LISTPODRESOURCESRESPONSE']._serialized_start=65
   _globals['_LISTPODRESOURCESRESPONSE']._serialized_end=132
   _globals['_ALLOCATABLERESOURCESREQUEST']._serialized_start=134
   _globals['_ALLOCATABLERESOURCESREQUEST']._serialized_end=163
-  _globals['_ALLOCATABLERESOURCESRESPONSE']._serialized_start=165
-  _globals['_ALLOCATABLERESOURCESRESPONSE']._serialized_end=288
-  _globals['_PODRESOURCES']._serialized_start=291
-  _globals['_PODRESOURCES']._serialized_end=619
-  _globals['_PODRESOURCES_LABELSENTRY']._serialized_start=522
-  _globals['_PODRESOURCES_LABELSENTRY']._serialized_end=567
-  _globals['_PODRESOURCES_ANNOTATIONSENTRY']._serialized_start=569
-  _globals['_PODRESOURCES_ANNOTATIONSENTRY']._serialized_end=619
-  _globals['_CONTAINERRESOURCES']._serialized_start=622
-  _globals['_CONTAINERRESOURCES']._serialized_end=795
-  _globals['_TOPOLOGYAWARERESOURCE']._serialized_start=798
-  _globals['_TOPOLOGYAWARERESOURCE']._serialized_end=1104
-  _globals['_TOPOLOGYAWAREQUANTITY']._serialized_start=1106
-  _globals['_TOPOLOGYAWAREQUANTITY']._serialized_end=1167
-  _globals['_CONTAINERMEMORY']._serialized_start=1169
-  _globals['_CONTAINERMEMORY']._serialized_end=1257
-  _globals['_CONTAINERDEVICES']._serialized_start=1259
-  _globals['_CONTAINERDEVICES']._serialized_end=1356
-  _globals['_TOPOLOGYINFO']._serialized_start=1358
-  _globals['_TOPOLOGYINFO']._serialized_end=1401
-  _globals['_NUMANODE']._serialized_start=1403
-  _globals['_NUMANODE']._serialized_end=1425
-  _globals['_PODRESOURCESLISTER']._serialized_start=1428
-  _globals['_PODRESOURCESLISTER']._serialized_end=1613
+  _globals['_ALLOCATABLERESOURCESRESPONSE']._serialized_start=166
+  _globals['_ALLOCATABLERESOURCESRESPONSE']._serialized_end=346
+  _globals['_PODRESOURCES']._serialized_start=349
+  _globals['_PODRESOURCES']._serialized_end=677
+  _globals['_PODRESOURCES_LABELSENTRY']._serialized_start=580
+  _globals['_PODRESOURCES_LABELSENTRY']._serialized_end=625
+  _globals['_PODRESOURCES_ANNOTATIONSENTRY']._serialized_start=627
+  _globals['_PODRESOURCES_ANNOTATIONSENTRY']._serialized_end=677
+  _globals['_CONTAINERRESOURCES']._serialized_start=680
+  _globals['_CONTAINERRESOURCES']._serialized_end=853
+  _globals['_TOPOLOGYAWARERESOURCE']._serialized_start=856
+  _globals['_TOPOLOGYAWARERESOURCE']._serialized_end=1162
+  _globals['_ALLOCATABLETOPOLOGYAWARERESOURCE']._serialized_start=1165
+  _globals['_ALLOCATABLETOPOLOGYAWARERESOURCE']._serialized_end=1506
+  _globals['_TOPOLOGYAWAREQUANTITY']._serialized_start=1509
+  _globals['_TOPOLOGYAWAREQUANTITY']._serialized_end=1758
+  _globals['_TOPOLOGYAWAREQUANTITY_ANNOTATIONSENTRY']._serialized_start=627
+  _globals['_TOPOLOGYAWAREQUANTITY_ANNOTATIONSENTRY']._serialized_end=677
+  _globals['_CONTAINERMEMORY']._serialized_start=1760
+  _globals['_CONTAINERMEMORY']._serialized_end=1848
+  _globals['_CONTAINERDEVICES']._serialized_start=1850
+  _globals['_CONTAINERDEVICES']._serialized_end=1947
+  _globals['_TOPOLOGYINFO']._serialized_start=1949
+  _globals['_TOPOLOGYINFO']._serialized_end=1992
+  _globals['_NUMANODE']._serialized_start=1994
+  _globals['_NUMANODE']._serialized_end=2016
+  _globals['_PODRESOURCESLISTER']._serialized_start=2058
+  _globals['_PODRESOURCESLISTER']._serialized_end=2243
 # @@protoc_insertion_point(module_scope)

@@ -9,47 +9,42 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TextIO
 
-from cpupool.app import Agent
-from cpupool.commands import (
-    NODE_NAME,
-    UsageError,
-    add_command,
-    add_setting,
-    flags_given,
-    input_file,
-    read_file,
-)
-from cpupool.commands.services import api_server, asked_to_end, config_map, own_pod
+from cpupool.agent.app import Agent
+from cpupool.agent.changes import Change
+from cpupool.agent.setup import Setup
+from cpupool.commands.shell.exit_codes import UsageError
+from cpupool.commands.shell.files import input_file, read_file
+from cpupool.commands.shell.options import NODE_NAME, add_command, add_setting, flags_given
+from cpupool.commands.shell.services import api_server, asked_to_end, config_map, own_pod
 from cpupool.config import settings as settings_file
-from cpupool.config.settings import OPTIONS, AgentSettings
+from cpupool.config.settings import OPTIONS, AgentSettings, Publishing
+from cpupool.core.cgroups import Writer
 from cpupool.core.errors import ConfigError
 from cpupool.core.names import Names
-from cpupool.core.node_topology import Publishing
 from cpupool.host import kernel
 from cpupool.host.root import HostRoot
 from cpupool.host.sysfs import Sysfs
 from cpupool.kube.client import SERVICE_ACCOUNT
-from cpupool.kube.cluster_view import ClusterView
-from cpupool.manager.ports import Writer
-from cpupool.policies.built_in import BUILT_IN
-from cpupool.roles.nri_answers import MissingFacts
-from cpupool.roles.nri_wait import WaitRules
-from cpupool.runtime.nri_connection import inherited
-from cpupool.setup import Setup
+from cpupool.kube.cluster_view import ClusterView, Writes
+from cpupool.manager.manager import Manager
+from cpupool.runtime.nri.connection import inherited
 from cpupool.telemetry import log
 from cpupool.version import VERSION
 
 if TYPE_CHECKING:
     import argparse
 
-    from cpupool.commands import Commands
-    from cpupool.policies.base import CPUManagerPolicies
-    from cpupool.signals import Signals
+    from cpupool.agent.changes import Signals
+    from cpupool.commands.shell.options import Commands
     from cpupool.telemetry.metrics import Metrics
 
 # A runtime waits for the thread that answers it, and a sweep leaves the interpreter to that thread
 # after this time; Python's own 5 ms would be most of an answer.
 _THREAD_SWITCH_S: Final = 0.0005
+_YOUNG_OBJECTS: Final = 700
+_YOUNG_TURNS: Final = 10
+_FULL_TURNS: Final = 100
+"""Python's own is 10: every 40 pods a full collection took 20 ms."""
 _API_SERVERS: Final = {"api_server", "kubeconfig", "context"}
 _EXAMPLES = """\
 examples:
@@ -83,14 +78,8 @@ def add_parser(commands: Commands, summary: str) -> None:
     parser.set_defaults(run=run)
 
 
-def run(
-    arguments: argparse.Namespace, _out: TextIO, cpu_managers: CPUManagerPolicies = BUILT_IN
-) -> int:
+def run(arguments: argparse.Namespace, _out: TextIO) -> int:
     """Run the agent until SIGTERM or SIGINT.
-
-    Args:
-        arguments: what the command line says.
-        cpu_managers: the CPU manager policies that a pool file can name.
 
     Raises:
         UsageError: the settings file cannot be used, the node or the API server is not named, or a
@@ -100,8 +89,8 @@ def run(
     given = _settings(arguments)
     if not given.node_name:
         raise UsageError(f"the node has no name; give --node-name, or set {NODE_NAME}")
-    if given.write_node_resources and not given.resource_plugins:
-        raise UsageError("--write-node-resources writes what plugins say; add --resource-plugins")
+    if why := given.lacking():
+        raise UsageError(why)
     server = api_server(given.api_server, given.kubeconfig, given.context)
     writer = None if given.enforcement == "auto" else Writer(given.enforcement)
     launch = inherited(os.environ)
@@ -113,30 +102,13 @@ def run(
     stop = asked_to_end()
     level = logging.DEBUG if given.verbose else logging.INFO
     log.set_up(level, json=given.log_format == "json")
-    settings = Setup(
-        config=Path(given.config),
-        names=Names(given.resource_domain),
-        cgroup_root=given.cgroup_root,
-        interval_s=given.sweep_interval_s,
+    manager = Manager(
+        Names(given.resource_domain),
         moves_pinned=given.move_pinned == "always" or kernel.remembers_affinity(os.uname().release),
-        telemetry=("", given.metrics_port) if given.metrics_port else None,
-        starter=Path(given.starter),
-        enforcement=writer,
-        missing_facts=MissingFacts(given.nri_missing_facts),
-        nri_waits=WaitRules(given.nri_wait_s, own_pod(SERVICE_ACCOUNT)),
-        cri_socket=Path(given.cri_socket) if given.cri_socket else None,
-        launch=launch,
-        cpu_managers=cpu_managers,
-        fail_misfit_after_s=given.fail_misfit_after_s,
-        node_name=given.node_name,
-        publishing=Publishing(given.node_topology),
-        plugin_folders=_plugin_folders(given),
-        plugin_names=settings_file.served_as(given.resource_plugin_names),
-        reconcile_s=given.resource_plugin_reconcile_s,
-        kubelet_config=Path(given.kubelet_config) if given.kubelet_config else None,
     )
+    settings = Setup.of(given, writer=writer, launch=launch, own_pod=own_pod(SERVICE_ACCOUNT))
     followed = config_map(given.configmap)
-    root = HostRoot.under(Path(given.host_root))
+    root = HostRoot.under(Path(given.host_root), given.cgroup_root)
     log.get(__name__).info(
         "agent starts",
         version=VERSION,
@@ -148,35 +120,38 @@ def run(
     )
 
     def join(metrics: Metrics, signals: Signals) -> ClusterView:
-        node, names = given.node_name, settings.names
         return ClusterView(
             server,
-            node,
-            names,
+            given.node_name,
+            manager.names,
             metrics,
-            signals.cluster,
-            pods_changed=signals.pods,
+            signals.of(Change.CLUSTER),
+            pods_changed=signals.of(Change.PODS),
             config_map=followed,
-            publishes=settings.publishing is not Publishing.OFF,
-            annotates=given.write_resource_status,
-            describes=given.resource_plugins,
-            declares=given.write_node_resources,
+            describes=bool(settings.plugins.folders),
+            writes=_writes(given),
         )
 
     # The program itself is no garbage. Going through it takes a full collection 13 ms, in which a
     # runtime would wait for its answer.
     gc.freeze()
+    # A pod's life leaves four objects that only a collection finds, and nearly all of them young.
+    gc.set_threshold(_YOUNG_OBJECTS, _YOUNG_TURNS, _FULL_TURNS)
     sys.setswitchinterval(_THREAD_SWITCH_S)
-    Agent(settings, root, Sysfs.at(root.sysfs), join).run(stop)
+    Agent(manager, settings, root, Sysfs.at(root.sysfs), join).run(stop)
     return 0
 
 
-def _plugin_folders(given: AgentSettings) -> tuple[Path, ...]:
-    """Return where plugins for resources make their sockets; none where no plugin is asked."""
-    if not given.resource_plugins:
-        return ()
-    named = given.resource_plugin_folders.split(",")
-    return tuple(Path(given.host_root) / name.strip().lstrip("/") for name in named)
+def _writes(given: AgentSettings) -> Writes:
+    """Return the objects that the agent writes for others."""
+    writes = Writes.NOTHING
+    if Publishing(given.node_topology) is not Publishing.OFF:
+        writes |= Writes.TOPOLOGY
+    if given.write_resource_status:
+        writes |= Writes.CHOSEN_CPUS
+    if given.write_node_resources:
+        writes |= Writes.NODE_RESOURCES
+    return writes
 
 
 def _settings(arguments: argparse.Namespace) -> AgentSettings:

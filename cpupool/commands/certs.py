@@ -1,4 +1,4 @@
-"""`cpupool certs`: the webhook's certificates, for those who have no cert-manager."""
+"""`cpupool certs`: makes the webhook's certificates in a cluster without cert-manager."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
-from cpupool.commands import UsageError, add_command, add_setting, door
-from cpupool.commands.services import (
+from cpupool.commands.shell import door
+from cpupool.commands.shell.exit_codes import UsageError
+from cpupool.commands.shell.options import add_command, add_setting
+from cpupool.commands.shell.services import (
     add_kubeconfig,
     api_server,
     asked_to_end,
@@ -22,29 +24,29 @@ from cpupool.commands.services import (
 from cpupool.core.errors import CPUPoolError
 from cpupool.core.names import DNS_LABEL
 from cpupool.kube.client import SERVICE_ACCOUNT
-from cpupool.kube.webhook_objects import Installed
-from cpupool.roles.certificates import CertificateKeeper
-from cpupool.supervisor import supervise
+from cpupool.loops.supervisor import supervise
 from cpupool.telemetry import log
 from cpupool.telemetry.health import Health
 from cpupool.version import VERSION
+from cpupool.webhook.certificates import CertificateKeeper
+from cpupool.webhook.objects import Installed
 
 if TYPE_CHECKING:
     import threading
     from collections.abc import Iterator
 
-    from cpupool.commands import Commands
+    from cpupool.commands.shell.options import Commands
     from cpupool.kube.client import APIServer
-    from cpupool.roles.certificate_maker import Outcome
+    from cpupool.webhook.certificate_maker import Outcome
 
 _NAMESPACE: Final = "POD_NAMESPACE"
 _DAY: Final = "%Y-%m-%d"
 _SILENT_S: Final = 900.0
-"""Longer than a loop pauses after trouble, and than a look takes."""
+"""A time longer than a loop's pause after trouble, and than a look."""
 _LOOK_S: Final = 300.0
-"""Longer than a slow API server takes for what a look asks."""
+"""A time longer than a slow API server takes for the questions of a look."""
 _POLL_S: Final = 0.05
-"""How late the end of a look in another process may be seen."""
+"""The longest delay until this process sees the end of a look in another process."""
 _HANDED_ON: Final = (
     *("secret", "service", "webhook_configuration", "api_server", "kubeconfig", "context"),
     "log_format",
@@ -130,8 +132,8 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
 
 def _look(arguments: argparse.Namespace) -> Outcome:
     try:
-        # Imported here: not everyone has the library of it, and who only watches needs none.
-        from cpupool.roles.certificate_maker import CertificateMaker  # noqa: PLC0415
+        # Imported here: its library is optional, and a process that only watches needs none.
+        from cpupool.webhook.certificate_maker import CertificateMaker  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise missing(error) from error
     return CertificateMaker(_server(arguments), _installed(arguments)).look()
@@ -179,7 +181,7 @@ class _LookApart:
         self._stop = stop
 
     def look(self) -> None:
-        """Make and write what is due.
+        """Make and write the certificates that are due.
 
         Raises:
             LookFailed: it has failed, did not end in time, or must end now.

@@ -7,36 +7,33 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import tempfile
 import textwrap
 from collections import Counter
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TextIO
 
-from cpupool.commands import (
-    NODE_NAME,
-    UsageError,
-    add_command,
-    add_setting,
-    away,
-    checks,
-    cpu_manager,
-    input_file,
+from cpupool.commands.checks import (
+    cpu_checks,
+    findings,
     koordinator_checks,
-    node,
     plugin_checks,
     runtime_checks,
     topology_checks,
 )
-from cpupool.commands.checks import Row, Verdict
-from cpupool.config import kubelet_config, poolconfig
-from cpupool.config.kubelet_config import KubeletNeeds
+from cpupool.commands.checks.findings import Row, Verdict
+from cpupool.commands.shell import away, cpu_manager, node
+from cpupool.commands.shell.exit_codes import UsageError
+from cpupool.commands.shell.files import input_file
+from cpupool.commands.shell.options import NODE_NAME, add_command, add_setting
+from cpupool.config import kubelet_config, pool_selection, poolconfig
+from cpupool.config.kubelet_settings import KubeletNeeds
 from cpupool.config.pool_rules import suits_static_kubelet, validate
-from cpupool.config.poolconfig import Machine, Source
-from cpupool.core.cpu_manager import KOORDINATOR, QRM
+from cpupool.config.pool_selection import Machine
+from cpupool.config.poolconfig import Source
+from cpupool.core.cpu_manager import CPUManager
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.devices import advertised
 from cpupool.core.errors import (
@@ -49,11 +46,12 @@ from cpupool.core.errors import (
 )
 from cpupool.core.names import STARTER
 from cpupool.core.pools import PoolKind
-from cpupool.host import cgroup_names
+from cpupool.host import cgroup_names, processes
 from cpupool.host.cgroupfs import CgroupFS, hierarchy
+from cpupool.host.installed_policies import find_policy, installed, known
 from cpupool.host.interrupts import interrupts
 from cpupool.host.pool_files import read_pool_files
-from cpupool.host.processes import daemons
+from cpupool.host.sockets import is_there, listens
 from cpupool.host.sysfs import Sysfs
 from cpupool.kube.client import APIError
 from cpupool.kubelet.podresources import PodResources
@@ -63,15 +61,16 @@ from cpupool.wire import kubelet_checkpoint
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from cpupool.commands import Commands
-    from cpupool.commands.node import NodeSources
-    from cpupool.config.poolconfig import PoolFile
+    from cpupool.commands.shell.node import NodeSources
+    from cpupool.commands.shell.options import Commands
+    from cpupool.config.pool_file import PoolFile
     from cpupool.core.errors import Problem
     from cpupool.core.pools import NodePools
     from cpupool.core.topology import CPUTopology
     from cpupool.manager.report import NodeStatus
+    from cpupool.policies.base import CPUManagerPolicy
 
 _EXAMPLES = """\
 examples:
@@ -93,7 +92,7 @@ or a file that it names cannot be used.
 _SCHEMA: Final = "cpupool-doctor/1"
 _WIDTH: Final = 80
 _PEER_S: Final = 5.0
-"""How long a kubelet or a runtime may take on a busy node; the agent cannot wait for so long."""
+"""The time that a kubelet or a runtime may take on a busy node; the agent cannot wait so long."""
 _NOT_IN_BUNDLE: Final = ("not in a bundle", "run this on the node, as root")
 _NAME_POOLS: Final = "name the node's pool file with --config"
 _KUBELET_CONFIG: Final = (
@@ -129,7 +128,7 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
         1 where one of them is a problem.
 
     Raises:
-        UsageError: what the command line names cannot be used.
+        UsageError: a file or option of the command line cannot be used.
     """
     with ExitStack() as opened:
         if arguments.bundle:
@@ -150,8 +149,8 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
 
 
 def _draw(rows: Sequence[Row], out: TextIO) -> None:
-    # Only here, so that --json does without the drawing library.
-    from cpupool.commands import drawing  # noqa: PLC0415
+    # Imported only here, so that --json needs no drawing library.
+    from cpupool.commands.pictures import drawing  # noqa: PLC0415
 
     drawing.show(drawing.checks(rows), out)
     counts = Counter(row.verdict for row in rows)
@@ -167,12 +166,12 @@ def _draw(rows: Sequence[Row], out: TextIO) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What several checks need.
+    """The facts that several checks need.
 
     Attributes:
         node: where the facts are.
         topology: the machine.
-        status: what the agent has written, and its age in seconds; None without.
+        status: the agent's status, and its age in seconds; None without.
         pools: those in force, or those of the node's pool file while the agent has none; None
             where neither is known.
     """
@@ -188,9 +187,10 @@ class _Known:
         pools = self.pools.of_kind(PoolKind.EXCLUSIVE) if self.pools else ()
         return CPUSet.union(pool.reach(self.topology) for pool in pools)
 
-    def has_policy(self, name: str) -> bool:
-        """Return whether this is the CPU manager policy."""
-        return self.pools is not None and self.pools.cpu_manager.policy == name
+    @property
+    def policy(self) -> type[CPUManagerPolicy]:
+        """The CPU manager policy; that of no pool file where none is known."""
+        return built_in.kind(self.pools.cpu_manager if self.pools else CPUManager())
 
 
 def _examine(examined: NodeSources) -> list[Row]:
@@ -207,19 +207,19 @@ def _examine(examined: NodeSources) -> list[Row]:
         rows += _failed("agent", error)
         # A file that is out of sight says nothing about the agent.
         del looks["agent"]
-    in_force = status[0].pools if status and status[0].pools.places else None
+    in_force = known(status[0].pools) if status and status[0].pools.places else None
     file: PoolFile | None = None
     try:
         files = _pool_files(examined, topology)
         file = _choose(files, examined.labels, topology)
-        rows += checks.pool_file(file, in_force, of=len(files), labels=examined.labels)
+        rows += findings.pool_file(file, in_force, of=len(files), labels=examined.labels)
     except CPUPoolError as error:
         rows += _failed("pool file", error)
     pools = in_force or (file.pools if file else None)
-    known = _Known(examined, topology, status, pools)
+    facts = _Known(examined, topology, status, pools)
     for check, look in looks.items():
         try:
-            rows += look(known)
+            rows += look(facts)
         except APIError as error:
             rows += _failed(check, error, Verdict.UNSEEN)
         except CPUPoolError as error:
@@ -229,7 +229,7 @@ def _examine(examined: NodeSources) -> list[Row]:
 
 def _failed(check: str, error: CPUPoolError, verdict: Verdict = Verdict.PROBLEM) -> Iterable[Row]:
     if isinstance(error, ConfigError):
-        return checks.problems(check, error.problems, "")
+        return findings.problems(check, error.problems, "")
     fact, _, remedy = str(error).rpartition("; ")
     return [Row(check, verdict, fact, remedy)]
 
@@ -252,8 +252,8 @@ def _pool_files(examined: NodeSources, topology: CPUTopology) -> Sequence[PoolFi
         return ()
     known = examined.labels is not None or len(found) == 1
     machine = Machine(topology, examined.labels) if known else None
-    files = poolconfig.parse_all(found, examined.names, problems, machine)
-    refuse_errors([*problems, *poolconfig.rivals(files)])
+    files = poolconfig.parse_all(found, examined.names, problems, machine, find_policy)
+    refuse_errors([*problems, *pool_selection.rivals(files)])
     return files
 
 
@@ -266,7 +266,7 @@ def _choose(
         ConfigError: there are two, or it does not fit the machine.
     """
     if labels is not None:
-        chosen = poolconfig.select(files, labels)
+        chosen = pool_selection.select(files, labels)
     else:
         chosen = files[0] if len(files) == 1 else None
     if chosen:
@@ -275,11 +275,11 @@ def _choose(
 
 
 def _agent(known: _Known) -> Iterable[Row]:
-    return checks.agent(known.status, known.node.ask_agent(node.READY))
+    return findings.agent(known.status, known.node.ask_agent(node.READY))
 
 
 def _rights(known: _Known) -> Iterable[Row]:
-    yield checks.rights(known.status, known.node.ask_agent(node.METRICS))
+    yield findings.rights(known.status, known.node.ask_agent(node.METRICS))
 
 
 def _node_topology(known: _Known) -> Iterable[Row]:
@@ -289,28 +289,30 @@ def _node_topology(known: _Known) -> Iterable[Row]:
     assigned = known.status is not None and any(
         container.assigned for container in known.status[0].containers
     )
-    yield from topology_checks.untold(metrics, asked, assigned=assigned)
+    yield from koordinator_checks.untold(metrics, asked, assigned=assigned)
 
 
 def _cgroups(known: _Known) -> Iterable[Row]:
     base, version = hierarchy(known.node.root.cgroup)
-    places = cgroup_names.kubepods(known.node.cgroup_root)
-    yield checks.cgroups(version, places, [place for place in places if (base / place).is_dir()])
+    places = cgroup_names.kubepods(known.node.root.cgroup_root)
+    yield findings.cgroups(version, places, [place for place in places if (base / place).is_dir()])
+    status = known.status and known.status[0]
+    recorded = status.withheld if status else ()
+    yield from cpu_checks.withheld(recorded if known.node.bundle else known.node.usable().withheld)
 
 
 def _kubelet(known: _Known) -> Iterable[Row]:
-    path = known.node.kubelet_config
-    text = node.read(path)
-    if text is None:
-        fact = f"its configuration is not known: there is no {known.node.shown(path)}"
+    config = known.node.kubelet()
+    if config is None:
+        place = known.node.shown(known.node.kubelet_config)
+        fact = f"its configuration is not known: there is no {place}"
         return [Row("kubelet", Verdict.UNSEEN, fact, _KUBELET_CONFIG)]
     if known.pools is None:
         fact = "its configuration is compared with pools, and none are known"
         return [Row("kubelet", Verdict.UNSEEN, fact, _NAME_POOLS)]
-    config = kubelet_config.parse(known.node.shown(path), text)
     assignable = built_in.assignable(known.pools, known.topology)
     needs = KubeletNeeds.of(known.pools, known.topology, assignable=assignable)
-    return checks.problems("kubelet", kubelet_config.check(config, needs), config.describe(needs))
+    return findings.problems("kubelet", kubelet_config.check(config, needs), config.describe(needs))
 
 
 def _cpu_manager(known: _Known) -> Iterable[Row]:
@@ -321,8 +323,8 @@ def _cpu_manager(known: _Known) -> Iterable[Row]:
     configured: str | None = None
     # Another check reports what is wrong with the configuration.
     with suppress(CPUPoolError):
-        if (text := node.read(known.node.kubelet_config)) is not None:
-            configured = kubelet_config.parse("", text).cpu_manager_policy
+        if (config := known.node.kubelet()) is not None:
+            configured = config.known_cpu_manager
     allocatable: CPUSet | None = None
     if known.node.bundle is None:
         # Another check reports that it does not answer.
@@ -334,7 +336,7 @@ def _cpu_manager(known: _Known) -> Iterable[Row]:
         assignable = built_in.assignable(known.pools, known.topology)
         needs = KubeletNeeds.of(known.pools, known.topology, assignable=assignable)
         kept = needs.online - needs.given
-    yield from checks.cpu_manager(state, configured, allocatable, known.pools, kept)
+    yield from findings.cpu_manager(state, configured, allocatable, known.pools, kept)
 
 
 def _agent_away(known: _Known) -> Iterable[Row]:
@@ -343,20 +345,25 @@ def _agent_away(known: _Known) -> Iterable[Row]:
     return (runtime_checks.agent_away(list(known.node.runtime_configurations())),)
 
 
+def _policies(found: _Known) -> Iterable[Row]:
+    if found.node.bundle is None:
+        yield from findings.policies(installed())
+
+
 def _koordlet(known: _Known) -> Iterable[Row]:
     found = known.node.command_lines(koordinator_checks.PROGRAM)
-    return koordinator_checks.koordlet(found, rival=known.has_policy(KOORDINATOR))
+    return koordinator_checks.koordlet(found, rival=known.policy.reads_classes)
 
 
 def _plugins(known: _Known) -> Iterable[Row]:
     status = known.status and known.status[0]
-    sockets, missing = known.node.plugin_sockets(status.plugin_folders if status else ())
-    return plugin_checks.plugins(status, sockets, missing, decide=known.has_policy(QRM))
+    sockets, missing = known.node.sockets(status.plugin_folders if status else ())
+    return plugin_checks.plugins(status, sockets, missing, decide=known.policy.asks_plugins)
 
 
 def _cpuset_writers(known: _Known) -> Iterable[Row]:
     found = known.node.command_lines(*plugin_checks.PROGRAMS)
-    return plugin_checks.writers(found, decide=known.has_policy(QRM))
+    return plugin_checks.writers(found, decide=known.policy.asks_plugins)
 
 
 def _memory_manager(known: _Known) -> Iterable[Row]:
@@ -375,9 +382,9 @@ def _device_plugins(known: _Known) -> Iterable[Row]:
         yield Row("device plugins", Verdict.UNSEEN, *_NOT_IN_BUNDLE)
         return
     ours = known.node.root.device_plugins.glob("cpupool-*.sock")
-    yield checks.device_plugins(
-        listening=_listens(known.node.root.kubelet_socket),
-        serving=sum(map(_listens, ours)),
+    yield findings.device_plugins(
+        listening=listens(known.node.root.kubelet_socket, _PEER_S),
+        serving=sum(listens(path, _PEER_S) for path in ours),
         expected=len(advertised(known.pools)) if known.pools else 0,
     )
 
@@ -387,7 +394,9 @@ def _starter(known: _Known) -> Iterable[Row]:
         yield Row("starter", Verdict.UNSEEN, *_NOT_IN_BUNDLE)
         return
     files = known.node.root.starters.glob(f"*/{Path(STARTER).name}")
-    yield checks.starter(can_run=any(file.is_file() and os.access(file, os.X_OK) for file in files))
+    yield findings.starter(
+        can_run=any(file.is_file() and os.access(file, os.X_OK) for file in files)
+    )
 
 
 def _podresources(known: _Known) -> Iterable[Row]:
@@ -409,7 +418,8 @@ def _container_runtime(known: _Known) -> Iterable[Row]:
     except ProtocolError as error:
         # The agent does without it: the API server reports containers, only later.
         yield from _failed("container runtime", error, Verdict.WARNING)
-    yield runtime_checks.nri(name, known.status, offered=_is_socket(root.nri_socket))
+    # The runtime takes a program that connects to its NRI socket for a plugin.
+    yield runtime_checks.nri(name, known.status, offered=is_there(root.nri_socket))
 
 
 def _checkpoint(known: _Known) -> Iterable[Row]:
@@ -427,26 +437,40 @@ def _pools(known: _Known) -> Iterable[Row]:
         fact = "none are known, so nothing is compared with them"
         yield Row("pools", Verdict.UNSEEN, fact, _NAME_POOLS)
         return
-    found = validate(known.pools, known.topology)
+    found = validate(known.pools, known.node.usable())
     if not errors_in(found):
         found = (*found, *cpu_manager.refusal(known.pools, known.topology))
     fine = "they fit the machine, and all their CPUs are online"
-    yield from checks.problems("pools", found, fine)
+    yield from findings.problems("pools", found, fine)
     root, exclusive = known.node.root, known.exclusive
-    yield from checks.isolation(known.pools, known.topology, Sysfs.at(root.sysfs).tickless())
-    yield checks.interrupts(list(interrupts(root.proc)), exclusive)
-    yield checks.daemons(list(daemons(root.proc)), exclusive, known.topology.online - exclusive)
+    yield from findings.isolation(known.pools, known.topology, Sysfs.at(root.sysfs).tickless())
+    yield findings.interrupts(list(interrupts(root.proc)), exclusive)
+    others = known.topology.online - exclusive
+    yield cpu_checks.daemons(list(processes.daemons(root.proc)), exclusive, others)
 
 
 def _containers(known: _Known) -> Iterable[Row]:
     if known.status and not known.status[0].waiting_for:
-        yield from checks.containers(known.status[0])
+        yield from findings.containers(known.status[0])
 
 
 def _owners(known: _Known) -> Iterable[Row]:
     if known.pools:
-        tree = CgroupFS(known.node.root.cgroup, known.node.cgroup_root)
-        yield checks.owners(tree.containers(), known.exclusive)
+        tree = CgroupFS(known.node.root.cgroup, known.node.root.cgroup_root)
+        yield findings.owners(tree.containers(), known.exclusive)
+
+
+def _affinity(known: _Known) -> Iterable[Row]:
+    root = known.node.root
+    yield from cpu_checks.runtimes(list(processes.runtimes(root.proc, root.cgroup)))
+    containers = known.status[0].containers if known.status else ()
+    owners = {container.name: container.exclusive for container in containers}
+    tree = CgroupFS(root.cgroup, root.cgroup_root)
+    found = (
+        (CPUSet.parse(each.cpus), processes.threads(root.proc, tree.directory(each.path)))
+        for each in tree.containers()
+    )
+    yield from cpu_checks.kept_threads(found, owners)
 
 
 _CHECKS: Final[Mapping[str, Callable[[_Known], Iterable[Row]]]] = {
@@ -458,6 +482,7 @@ _CHECKS: Final[Mapping[str, Callable[[_Known], Iterable[Row]]]] = {
     "CPU manager": _cpu_manager,
     "agent away": _agent_away,
     "misfits": _misfits,
+    findings.POLICIES: _policies,
     koordinator_checks.CHECK: _koordlet,
     plugin_checks.CHECK: _plugins,
     plugin_checks.WRITERS: _cpuset_writers,
@@ -470,30 +495,5 @@ _CHECKS: Final[Mapping[str, Callable[[_Known], Iterable[Row]]]] = {
     "pools": _pools,
     "containers": _containers,
     "owners": _owners,
+    cpu_checks.AFFINITY: _affinity,
 }
-
-
-def _listens(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX) as client, _as_root(path):
-        client.settimeout(_PEER_S)
-        try:
-            client.connect(str(path))
-        except PermissionError:
-            raise
-        except OSError:
-            return False
-        return True
-
-
-def _is_socket(path: Path) -> bool:
-    # Who connects to the runtime's NRI socket is taken for a plugin.
-    with _as_root(path):
-        return path.is_socket()
-
-
-@contextmanager
-def _as_root(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except PermissionError as error:
-        raise HostFileError(str(path), str(error.strerror), "run this as root") from error

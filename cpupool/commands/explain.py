@@ -1,4 +1,4 @@
-"""`cpupool explain`: why a container has its CPUs, or none, step by step."""
+"""`cpupool explain`: shows step by step why a container has its CPUs, or none."""
 
 from __future__ import annotations
 
@@ -6,24 +6,17 @@ import difflib
 import json
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
-from cpupool.commands import (
-    SIMULATION_SCHEMA,
-    UsageError,
-    add_command,
-    add_resource_domain,
-    add_shape,
-    add_topology,
-    away,
-    door,
-    input_file,
-    open_machine,
-)
-from cpupool.commands import status as status_file
-from cpupool.commands.checks import SILENT_S
-from cpupool.commands.reasons import in_simulation, on_node
+from cpupool.commands.checks.findings import SILENT_S
+from cpupool.commands.shell import away, door, status_file
+from cpupool.commands.shell.beside import excludes, needs
+from cpupool.commands.shell.exit_codes import UsageError
+from cpupool.commands.shell.files import input_file, open_machine
+from cpupool.commands.shell.options import add_command, add_resource_domain, add_shape, add_topology
+from cpupool.commands.shell.reasons import SIMULATION_SCHEMA, in_simulation, on_node
 from cpupool.core.cpuset import CPUSet
 from cpupool.host.root import HostRoot
 from cpupool.plugins.pool_loop import SCHEMA as POOLS_SCHEMA
+from cpupool.plugins.pool_loop import WRITER
 from cpupool.wire.json_text import Fields, JSONRefused
 
 if TYPE_CHECKING:
@@ -31,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from cpupool.commands import Commands
-    from cpupool.commands.reasons import Explanation
+    from cpupool.commands.shell.options import Commands
+    from cpupool.commands.shell.reasons import Explanation
 
 SCHEMA: Final = "cpupool-explanation/1"
 _REFUSED: Final = (
@@ -40,7 +33,7 @@ _REFUSED: Final = (
     " refused: its events have cpupool's sentence"
 )
 _NOT_SIMULATED: Final = "simulate it, too"
-_EXAMPLES = """\
+_EXAMPLES = f"""\
 examples:
   cpupool explain default/web/main
   cpupool explain web --json | jq '.containers[].steps[] | [.rule, .why, .left]'
@@ -51,7 +44,7 @@ examples:
 With --kubeconfig or --context the command asks the API server for the pod, its node's labels, the
 pool files, and the agent's Events. Only the node knows the CPUs of the pod.
 
-With --pools the command explains why the pools of `cpupool resource-plugin cpu` have their CPUs.
+With --pools the command explains why the pools of `{WRITER}` have their CPUs.
 
 The namespace may be left out if only one pod has the name. Without a container the command explains
 all containers of the pod. Each line ends with the CPUs that remain after it.
@@ -101,6 +94,9 @@ def add_parser(commands: Commands, summary: str) -> None:
     away.add_arguments(parser)
     add_resource_domain(parser)
     add_shape(parser)
+    excludes(parser, "--file --configmap --resource-domain", "--pools")
+    excludes(parser, "--file", "--kubeconfig --context")
+    needs(parser, "--resource-domain", "--kubeconfig --context")
     parser.set_defaults(run=run)
 
 
@@ -110,8 +106,10 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
     Raises:
         UsageError: the file cannot be used, or has no such container.
     """
-    if (arguments.container is None) is (arguments.pools is None):
+    if arguments.container is arguments.pools is None:
         raise UsageError("name a container or its pod, or add --pools")
+    if arguments.container and arguments.pools:
+        raise UsageError("--pools explains this node's pools, and no container; leave one out")
     if arguments.pools:
         return _pools(arguments, out)
     if away.is_asked(arguments):
@@ -137,8 +135,7 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
 def _pools(arguments: argparse.Namespace, out: TextIO) -> int:
     if away.is_asked(arguments) or arguments.policy or arguments.topology or arguments.svg:
         raise UsageError("--pools explains this node's pools; of the other options it has --json")
-    writer = "cpupool resource-plugin cpu"
-    document, age_s = status_file.read(arguments.pools, writer, "--pools FILE")
+    document, age_s = status_file.read(arguments.pools, WRITER, "--pools FILE")
     try:
         top = Fields.of(document)
         if (schema := top.get("schema", str)) != POOLS_SCHEMA:
@@ -148,7 +145,7 @@ def _pools(arguments: argparse.Namespace, out: TextIO) -> int:
             lines.append(f"headroom: {headroom.get('why', str)}")
     except JSONRefused as error:
         raise UsageError(
-            f"{arguments.pools} is not of this version's `{writer}`: {error}; restart that"
+            f"{arguments.pools} is not of this version's `{WRITER}`: {error}; restart that"
         ) from error
     if arguments.json:
         out.write(json.dumps(document, indent=2) + "\n")
@@ -232,7 +229,7 @@ def _find(names: Sequence[str], asked: str, otherwise: str) -> set[str]:
 
     Args:
         names: of all containers.
-        asked: what is on the command line.
+        asked: the name on the command line.
         otherwise: what to do about a name that is no slip of the pen.
 
     Raises:
@@ -264,8 +261,8 @@ def _tell(explanation: Explanation, out: TextIO) -> None:
 
 
 def _draw(machine: str, explained: Iterable[Explanation], svg: Path | None, out: TextIO) -> None:
-    # The drawing library is imported by what draws only, so that --json stays light.
-    from cpupool.commands import drawing, painting  # noqa: PLC0415
+    # Only code that draws imports the drawing library, so that --json stays light.
+    from cpupool.commands.pictures import drawing, painting  # noqa: PLC0415
 
     groups = [(explanation.name, explanation.cpus or CPUSet()) for explanation in explained]
     theirs = CPUSet.union(cpus for _, cpus in groups)

@@ -1,4 +1,4 @@
-"""`cpupool import`: pools and kubelet settings from what another project has for them."""
+"""`cpupool import`: makes pools and kubelet settings of another project's configuration."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TextIO
 
-from cpupool.commands import (
-    UsageError,
-    add_command,
-    add_topology,
-    door,
-    input_file,
-    open_machine,
-    read_file,
-)
-from cpupool.config import performance_profile
-from cpupool.core.cpu_manager import NONE
+import yaml
+
+from cpupool.commands.shell import door
+from cpupool.commands.shell.exit_codes import UsageError
+from cpupool.commands.shell.files import input_file, open_machine, read_file
+from cpupool.commands.shell.options import add_command, add_topology
+from cpupool.config import kubelet_config, kubelet_start, performance_profile, profile_kubelet
+from cpupool.config.kubelet_settings import CPU_MANAGER, CPUS, TOPOLOGY_MANAGER, KubeletNeeds
 from cpupool.core.errors import ConfigError, HostFileError, Problem, Severity, refuse_errors
 from cpupool.core.names import POOL_FILE_PREFIX, POOL_FILE_SUFFIX
+from cpupool.wire import json_text
+from cpupool.wire.json_text import JSONRefused
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
-    from cpupool.commands import Commands
+    from cpupool.commands.shell.options import Commands
     from cpupool.config.performance_profile import PerformanceProfile
+    from cpupool.core.topology import CPUTopology
 
 _EXAMPLES = """\
 examples:
@@ -84,24 +84,47 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
     text = read_file(arguments.file)
     try:
         profile = performance_profile.parse(str(arguments.file), text)
-        notes = refuse_errors(performance_profile.check(profile, topology))
+        snippet = _snippet(profile)
+        found = [
+            *performance_profile.check(profile, topology),
+            *profile_kubelet.notes(profile, snippet),
+        ]
+        notes = refuse_errors(found)
+        settings = profile_kubelet.settings(profile, snippet, topology)
     except ConfigError as error:
         raise UsageError(error) from error
     pools = performance_profile.pool_file(profile, topology)
     pool_file = f"{POOL_FILE_PREFIX}{profile.name}{POOL_FILE_SUFFIX}"
-    instead = str(profile.beside_default(topology))
+    kubelet = _kubelet(profile, pool_file, settings)
     if arguments.json:
-        document = _as_json(profile, pool_file, pools, instead)
+        document = _as_json(profile, pool_file, pools, settings)
         out.write(json.dumps(document, indent=2) + "\n")
+    elif arguments.output:
+        written = {pool_file: pools, f"kubelet-{profile.name}.yaml": kubelet}
+        _write(arguments.output, written, out)
     else:
-        kubelet = _kubelet(profile, pool_file, instead)
-        if arguments.output:
-            written = {pool_file: pools, f"kubelet-{profile.name}.yaml": kubelet}
-            _write(arguments.output, written, out)
-        else:
-            out.write(f"# {pool_file}\n{pools}---\n{kubelet}")
-    _tell([*notes, _reservation(profile, instead)])
+        out.write(f"# {pool_file}\n{pools}---\n{kubelet}")
+    _tell([*notes, _reservation(profile), *_refused(profile, kubelet, topology)])
     return 0
+
+
+def _snippet(profile: PerformanceProfile) -> Mapping[str, object]:
+    """Read the kubelet's settings in the profile's annotation.
+
+    Raises:
+        ConfigError: they are no JSON object.
+    """
+    if not profile.snippet:
+        return {}
+    what, path = "this is no JSON object", profile_kubelet.SNIPPET_PATH
+    try:
+        found = json_text.load(profile.snippet)
+    except JSONRefused as error:
+        what, found = f"{what}: {error}", None
+    if isinstance(found, dict):
+        return found
+    remedy = "write the settings as a JSON object, or remove the annotation"
+    raise ConfigError([Problem(what, remedy, path=path, location=profile.locate(path))])
 
 
 def _tell(problems: Iterable[Problem]) -> None:
@@ -109,37 +132,61 @@ def _tell(problems: Iterable[Problem]) -> None:
         sys.stderr.writelines(f"{problem}\n" for problem in problems)
 
 
-def _reservation(profile: PerformanceProfile, instead: str) -> Problem:
+def _reservation(profile: PerformanceProfile) -> Problem:
     path = "spec.cpu.reserved"
     return Problem(
-        f"with reservedSystemCPUs {profile.reserved_system_cpus}, as the Node Tuning Operator sets"
-        " it, the scheduler counts the cpu of the isolated CPUs; cpupool's webhook removes this cpu"
-        " from pods with pools, and other pods get it, more than the default pool has",
-        f"reserve {instead} if cpupool gives out the isolated CPUs",
+        f"the Node Tuning Operator sets reservedSystemCPUs to {profile.reserved_system_cpus}, and"
+        " the scheduler then counts the cpu of the isolated CPUs, which cpupool's webhook removes"
+        " from pods with pools: other pods get more than the default pool has",
+        "reserve the CPUs of the settings, or the operator's if the kubelet gives out the isolated"
+        " CPUs",
         Severity.WARNING,
         path,
         location=profile.locate(path),
     )
 
 
+def _refused(
+    profile: PerformanceProfile, kubelet: str, topology: CPUTopology | None
+) -> Iterator[Problem]:
+    """Yield why no kubelet starts with the settings of the annotation on a known machine."""
+    if topology is None:
+        return
+    needs = KubeletNeeds.of(profile.pools(topology), topology)
+    path = profile_kubelet.SNIPPET_PATH
+    try:
+        found = tuple(kubelet_start.refusals(kubelet_config.parse(path, kubelet), needs))
+    except ConfigError as error:
+        found = tuple(error.problems)
+    where = profile.locate(path)
+    for problem in found:
+        what = f"{problem.path}: {problem.what}"
+        yield Problem(what, problem.remedy, Severity.WARNING, path, location=where)
+
+
 def _as_json(
-    profile: PerformanceProfile, pool_file: str, pools: str, instead: str
+    profile: PerformanceProfile, pool_file: str, pools: str, settings: Mapping[str, object]
 ) -> Mapping[str, object]:
+    """Return all as JSON: `kubelet` reserves as the operator does, the other list beside it."""
     return {
         "pool_file": {"name": pool_file, "text": pools},
         "mixed_cpus": profile.mixed is not None,
-        "kubelet": _settings(profile),
-        "reserved_beside_default": instead,
+        "kubelet": {**settings, CPUS: str(profile.reserved_system_cpus)},
+        "reserved_beside_default": settings[CPUS],
     }
 
 
-def _settings(profile: PerformanceProfile) -> dict[str, str]:
-    return {"cpuManagerPolicy": NONE, "reservedSystemCPUs": str(profile.reserved_system_cpus)}
-
-
-def _kubelet(profile: PerformanceProfile, pool_file: str, instead: str) -> str:
-    settings = _settings(profile)
-    kept = "reserved and shared" if profile.mixed else "reserved"
+def _kubelet(profile: PerformanceProfile, pool_file: str, settings: Mapping[str, object]) -> str:
+    kept = ["reserved", *(["ovsDpdk"] if profile.ovs_dpdk else [])]
+    kept += ["shared"] if profile.mixed else []
+    rest = {key: value for key, value in settings.items() if key not in (CPU_MANAGER, CPUS)}
+    carried = "\n# The profile's other settings, as the Node Tuning Operator makes them.\n"
+    carried += yaml.safe_dump(rest, sort_keys=True)
+    if not (profile.dra or profile.topology_policy):
+        carried = f"""
+# The profile names no numa.topologyPolicy; the Node Tuning Operator then sets this one:
+# {TOPOLOGY_MANAGER}: {profile_kubelet.USUAL_TOPOLOGY_POLICY}
+{carried if rest else ""}"""
     return f"""\
 # For {pool_file}: merge this into the kubelet's configuration.
 apiVersion: kubelet.config.k8s.io/v1beta1
@@ -147,16 +194,16 @@ kind: KubeletConfiguration
 
 # cpupool gives out the isolated CPUs. If the kubelet must give them out, write static, and remove
 # the pools exclusive_isolated and default from the pool file: cpupool then adds the shared CPUs.
-cpuManagerPolicy: {settings["cpuManagerPolicy"]}
+{CPU_MANAGER}: {settings[CPU_MANAGER]}
+{carried}
+# All CPUs outside the default pool, as `cpupool kubelet-config` prints for the pool file: cpupool's
+# webhook removes the cpu of the isolated CPUs from pods with pools, and the scheduler would give it
+# to other pods.
+{CPUS}: "{settings[CPUS]}"
 
-# The profile's {kept} CPUs, as the Node Tuning Operator sets it. This is right if the
-# kubelet gives out the isolated CPUs, or if pods request as much cpu as CPUs of exclusive_isolated.
-reservedSystemCPUs: "{settings["reservedSystemCPUs"]}"
-
-# cpupool's webhook removes that cpu from pods with pools, and the scheduler gives it to other pods:
-# more than the default pool has. Then reserve all CPUs outside the default pool instead, as
-# `cpupool kubelet-config` prints for the pool file and its --check requires:
-# reservedSystemCPUs: "{instead}"
+# The Node Tuning Operator reserves the profile's CPUs of {", ".join(kept)}. This is right if the
+# kubelet gives out the isolated CPUs, or if pods request as much cpu as CPUs of exclusive_isolated:
+# {CPUS}: "{profile.reserved_system_cpus}"
 """
 
 

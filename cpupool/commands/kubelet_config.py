@@ -1,4 +1,4 @@
-"""`cpupool kubelet-config`: the kubelet settings that a pool file needs."""
+"""`cpupool kubelet-config`: shows the kubelet settings that a pool file needs."""
 
 from __future__ import annotations
 
@@ -6,31 +6,32 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from cpupool.commands import (
-    UsageError,
+from cpupool.commands.shell import beside, door, pool_files
+from cpupool.commands.shell.exit_codes import UsageError
+from cpupool.commands.shell.files import input_file, open_machine, read_file
+from cpupool.commands.shell.options import (
     add_command,
     add_node_labels,
     add_resource_domain,
+    add_setting,
     add_topology,
-    door,
-    input_file,
-    open_machine,
-    pool_files,
-    read_file,
 )
 from cpupool.config import kubelet_config
-from cpupool.config.kubelet_config import KubeletNeeds
+from cpupool.config.kubelet_settings import KubeletNeeds
 from cpupool.core import visible
 from cpupool.core.cpu_manager import CPU_MANAGER, NONE, RESERVED, STATIC
 from cpupool.core.cpuset import format_ids
-from cpupool.core.errors import ConfigError, QuantityError, errors_in
+from cpupool.core.errors import CPUPoolError, QuantityError, errors_in
 from cpupool.core.names import Names
 from cpupool.core.pools import MILLI_PER_CPU
 from cpupool.core.quantity import as_quantity
+from cpupool.host.kubelet_file import KubeletConfigFile, KubeletFiles, is_kubelets
+from cpupool.host.root import HostRoot
 from cpupool.policies import built_in
 
 if TYPE_CHECKING:
-    from cpupool.commands import Commands
+    from cpupool.commands.shell.options import Commands
+    from cpupool.config.kubelet_settings import KubeletConfig
     from cpupool.core.pools import NodePools
     from cpupool.core.topology import CPUTopology
 
@@ -39,6 +40,8 @@ examples:
   cpupool kubelet-config poolconfig-dpdk.yaml
   cpupool kubelet-config poolconfig-dpdk.yaml --topology recorded.tar.gz --reserve 500m
   cpupool kubelet-config poolconfig-dpdk.yaml --check /var/lib/kubelet/config.yaml
+  cpupool kubelet-config poolconfig-dpdk.yaml --check /etc/kubernetes/kubelet.conf \\
+    --kubelet-config-dir /etc/kubernetes/kubelet.conf.d
   kubectl get --raw /api/v1/nodes/NODE/proxy/configz \\
     | cpupool kubelet-config poolconfig-dpdk.yaml --check -
 
@@ -74,6 +77,7 @@ def add_parser(commands: Commands, summary: str) -> None:
         help="compare with this kubelet configuration file, or - for one (or an answer of /configz)"
         " on standard input",
     )
+    add_setting(parser, "kubelet-config-dir")
     parser.add_argument(
         "--reserve",
         metavar="CPU",
@@ -84,6 +88,7 @@ def add_parser(commands: Commands, summary: str) -> None:
     add_topology(parser, "the node's machine", "this")
     add_node_labels(parser)
     add_resource_domain(parser)
+    beside.needs(parser, "--kubelet-config-dir", "--check")
     parser.set_defaults(run=run)
 
 
@@ -108,7 +113,7 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
     if arguments.check is None:
         out.write(_settings(needs, visible.line(Path(file.name).name)))
         return 0
-    return _check(needs, arguments.check, out)
+    return _check(needs, arguments.check, arguments.kubelet_config_dir, out)
 
 
 def _needs(pools: NodePools, topology: CPUTopology, usual_milli: int) -> KubeletNeeds:
@@ -126,12 +131,23 @@ def _needs(pools: NodePools, topology: CPUTopology, usual_milli: int) -> Kubelet
     return needs
 
 
-def _check(needs: KubeletNeeds, path: Path, out: TextIO) -> int:
-    text = read_file(path)
+def _read(path: Path, folder: str) -> KubeletConfig | None:
+    """Read a file, with the drop-ins and the flags of the kubelet that runs with it."""
+    if not path.is_file():
+        return kubelet_config.parse(str(path), read_file(path))
+    host = HostRoot() if is_kubelets(path, HostRoot()) else None
+    return KubeletConfigFile(KubeletFiles(path, folder), host=host).read()
+
+
+def _check(needs: KubeletNeeds, path: Path, folder: str, out: TextIO) -> int:
     try:
-        config = kubelet_config.parse(str(path), text)
-    except ConfigError as error:
+        config = _read(path, folder)
+    except CPUPoolError as error:
         raise UsageError(error) from error
+    if config is None:
+        raise UsageError(
+            f"{path}: this file is empty; name the file that the kubelet's --config names"
+        )
     problems = kubelet_config.check(config, needs)
     for problem in problems:
         door.tell(str(problem), out)

@@ -7,23 +7,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TextIO
 
-from cpupool.commands import UsageError, add_command, add_resource_domain, add_setting, read_file
-from cpupool.commands.services import asked_to_end
-from cpupool.config import resource_plugins
+from cpupool.commands.shell.exit_codes import UsageError
+from cpupool.commands.shell.files import read_file
+from cpupool.commands.shell.options import add_command, add_resource_domain, add_setting
+from cpupool.commands.shell.services import asked_to_end
 from cpupool.core.errors import ConfigError, HostFileError
 from cpupool.core.names import Names
 from cpupool.core.resources import CPU, MEMORY
-from cpupool.host import nics, node_memory
+from cpupool.host import node_memory
 from cpupool.host.cpu_time import CPUTimes
 from cpupool.host.root import HostRoot
 from cpupool.host.sysfs import FolderTree, Sysfs
+from cpupool.host.usable_cpus import usable
+from cpupool.loops.supervisor import supervise
+from cpupool.plugins import config_file, nic_files
 from cpupool.plugins.cpu import CPUPlugin
 from cpupool.plugins.memory import MemoryPlugin
 from cpupool.plugins.nic import NICPlugin
 from cpupool.plugins.pool_loop import PoolLoop
 from cpupool.plugins.server import PluginServer
 from cpupool.policies.layout import Layout
-from cpupool.supervisor import supervise
 from cpupool.telemetry import log
 from cpupool.version import VERSION
 
@@ -31,11 +34,11 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping
 
-    from cpupool.commands import Commands
+    from cpupool.commands.shell.options import Commands
     from cpupool.core.cpu_time import CPUTime
-    from cpupool.core.nics import NIC
-    from cpupool.core.plugin_config import PluginConfig
     from cpupool.plugins.base import Plugin
+    from cpupool.plugins.config import PluginConfig
+    from cpupool.plugins.nics import NIC
 
 _NIC: Final = "nic"
 NAMES: Final = (CPU, MEMORY, _NIC)
@@ -140,12 +143,12 @@ class Plugins:
         Raises:
             CPUPoolError: one of them cannot be read, or they do not fit together.
         """
-        config = resource_plugins.parse(str(self.config), read_file(self.config))
-        topology = Sysfs.at(self.root.sysfs).topology()
+        config = config_file.parse(str(self.config), read_file(self.config))
+        topology = usable(Sysfs.at(self.root.sysfs), self.root.cgroup, self.cgroup_root)
         layout = Layout.of_topology(topology)
         found: dict[str, Plugin] = {}
         if CPU in self.names:
-            resource_plugins.refuse_unfit(config, topology.online)
+            config_file.refuse_unfit(config, topology.online)
             found[CPU] = CPUPlugin(layout, config, self.domain.exclusive)
         if MEMORY in self.names:
             found[MEMORY] = MemoryPlugin(layout, config, self._memory())
@@ -165,12 +168,12 @@ class Plugins:
         """Return the NICs that the file lists, or those of the machine.
 
         Raises:
-            HostFileError: what the kernel says of them cannot be read.
+            HostFileError: the kernel's files about them cannot be read.
         """
         tree = FolderTree(self.root.sysfs)
         if config.nics:
-            return nics.completed(config.nics, tree, self.root.base)
-        return nics.found(tree, self.root.proc)
+            return nic_files.completed(config.nics, tree, self.root.base)
+        return nic_files.found(tree, self.root.proc)
 
     def _memory(self) -> Mapping[int, int]:
         """Return NUMA node → its memory in bytes, without the pages that are set aside as huge.

@@ -1,4 +1,4 @@
-"""`cpupool simulate`: where pods would land on a machine, and how policies compare."""
+"""`cpupool simulate`: shows where pods would land on a machine, and compares policies."""
 
 from __future__ import annotations
 
@@ -10,38 +10,36 @@ from collections import Counter
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final, TextIO
 
-from cpupool.commands import (
-    SIMULATION_SCHEMA,
-    UsageError,
+from cpupool.commands.pictures.outcomes import show, to_json
+from cpupool.commands.shell import load_replay, pool_files
+from cpupool.commands.shell.beside import excludes, needs
+from cpupool.commands.shell.exit_codes import UsageError
+from cpupool.commands.shell.files import input_file, open_machine, read_text, writable
+from cpupool.commands.shell.options import (
     add_command,
     add_node_labels,
     add_resource_domain,
     add_topology,
-    input_file,
-    load_replay,
-    open_machine,
-    pool_files,
-    read_text,
-    writable,
 )
-from cpupool.commands.outcomes import show, to_json
+from cpupool.commands.shell.reasons import SIMULATION_SCHEMA
 from cpupool.core.cpu_manager import TopologyPolicy
 from cpupool.core.errors import ConfigError, ManifestError
 from cpupool.core.names import Names
-from cpupool.kube import views
-from cpupool.local import load_trace, simulation, workload
+from cpupool.kube import manifests
+from cpupool.kube.earlier_admission import EarlierAdmission
+from cpupool.plugins.load_sizing import PERIOD_S
 from cpupool.policies.built_in import assignable
-from cpupool.policies.load_sizing import PERIOD_S
+from cpupool.simulate import load_trace, simulation, workload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from cpupool.commands import Commands
+    from cpupool.commands.shell.options import Commands
     from cpupool.core.pools import NodePools
     from cpupool.core.topology import CPUTopology
-    from cpupool.local.simulation import SimulationResult
-    from cpupool.local.workload import Event
+    from cpupool.simulate.simulation import SimulationResult
+    from cpupool.simulate.workload import Event
 
 PLOTS: Final = (".png", ".svg")
 _SEED: Final = 1
@@ -54,10 +52,11 @@ examples:
   cpupool simulate --pools pools.yaml --random 10000 --load 0.8 --policy pool kubelet-packed
   cpupool simulate --pools pools.yaml --load-trace load.csv
 
-Policies: pool is the pool file's own. static and koordinator are the pool file with this CPU
-manager policy, if it has one. first-fit takes the lowest free ids, as the kubelet does for a device
-plugin without preferences. kubelet-packed is the kubelet's static CPU manager. packed, distributed,
-mostAllocated and leastAllocated are the pool file with that numaPolicy.
+Policies: pool is the pool file's own, that of a package included. A CPU manager policy, as static,
+is the pool file with this policy, if it has one. first-fit takes the lowest free ids, as the
+kubelet does for a device plugin without preferences. kubelet-packed is the kubelet's static CPU
+manager. packed, distributed, mostAllocated and leastAllocated are the pool file with that
+numaPolicy.
 
 "On one node" and "behind one L3" are shares of the containers that fit on one NUMA node, or behind
 one L3 cache, in an empty pool. "In use" is the share of the exclusive pools' CPUs that pods have,
@@ -147,11 +146,17 @@ def add_parser(commands: Commands, summary: str) -> None:
         help=f"plot the policies over time, as {' or '.join(PLOTS)}",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
+    excludes(
+        parser,
+        "--seed --load --save-trace --policy --topology-manager --plot",
+        "--load-trace",
+    )
+    needs(parser, "--seed --load", "--random")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace, out: TextIO) -> int:
-    """Simulate and show what became of the pods.
+    """Simulate, and show the outcome for the pods.
 
     Returns:
         1 where a pod of `--pods` is refused, held or shares under the first policy.
@@ -200,7 +205,7 @@ def _replay(
     arguments: argparse.Namespace, pools: NodePools, topology: CPUTopology, out: TextIO
 ) -> int:
     """Replay a load on the CPUs of the CPU manager, or of the default pool."""
-    cpus = assignable(pools, topology) or pools.default_cpus(topology)
+    cpus = assignable(pools, topology) or pools.running_default(topology)
     name = str(arguments.load_trace)
     try:
         load = load_trace.read(name, read_text(arguments.load_trace), PERIOD_S)
@@ -213,10 +218,11 @@ def _replay(
 def _exporter() -> Callable[[Mapping[str, SimulationResult], str], bytes]:
     """Find the plotting library before the simulation runs."""
     try:
-        from cpupool.commands import plotting  # noqa: PLC0415
+        from cpupool.commands.pictures import plotting  # noqa: PLC0415
     except ImportError as error:
         raise UsageError(
-            "--plot draws with matplotlib, which is not installed; pip install 'cpupool[plot]'"
+            "--plot draws with matplotlib, which is missing; in cpupool's folder:"
+            " pip install '.[plot]'"
         ) from error
     return plotting.plot
 
@@ -224,37 +230,34 @@ def _exporter() -> Callable[[Mapping[str, SimulationResult], str], bytes]:
 def _events(
     arguments: argparse.Namespace, names: Names, pools: NodePools, topology: CPUTopology
 ) -> Sequence[Event]:
-    if arguments.random is None:
-        for option, value in (("--seed", arguments.seed), ("--load", arguments.load)):
-            if value is not None:
-                raise UsageError(f"{option} is for --random; leave it out")
-    else:
+    if arguments.random is not None:
         seed = _SEED if arguments.seed is None else arguments.seed
         load = _LOAD if arguments.load is None else arguments.load
         return tuple(workload.made_up(topology, pools, arguments.random, seed=seed, load=load))
     if arguments.trace:
         return workload.read(str(arguments.trace), read_text(arguments.trace))
-    events = [event for path in arguments.pods for event in _pods(path, names)]
+    events = list(_arrivals(arguments.pods, names))
     called = Counter(event.pod.uid for event in events)
     if twice := [name for name, times in called.items() if times > 1]:
         raise UsageError(f"--pods: there are two pods {twice[0]}; rename one")
     return events
 
 
-def _pods(path: Path, names: Names) -> Iterator[Event]:
-    """Read the pods of one file; all come at once."""
+def _arrivals(paths: Iterable[Path], names: Names) -> Iterator[Event]:
+    """Read the pods of some files; all come at once."""
     try:
-        bodies = views.pods_from_text(str(path), read_text(path))
-        pods = [(views.pod(views.created(body, "not-yet"), names), body) for body in bodies]
+        read = {path: manifests.read(str(path), read_text(path)) for path in paths}
+        earlier = EarlierAdmission.of(other for found in read.values() for other in found.others)
+        beside = any(found.pods for found in read.values())
+        for path, found in read.items():
+            if not beside:
+                found.refuse_others_alone()
+            if not found.pods and not (beside and found.others):
+                raise UsageError(f"{path}: there is no pod in it; name a file with one")
+            for body in map(earlier.completed, found.pods):
+                yield workload.arrival_of(body, names)
     except ManifestError as error:
         raise UsageError(f"--pods: {error}") from error
-    if not pods:
-        raise UsageError(f"{path}: there is no pod in it; name a file with one")
-    for pod, body in pods:
-        texts = views.koordinator_texts(body, names, workload.SPLIT)
-        yield workload.arrival(
-            0, workload.pod_of(f"{pod.namespace}/{pod.name}", pod.containers), *texts
-        )
 
 
 @contextmanager
@@ -263,8 +266,8 @@ def _progress(total: int) -> Iterator[Callable[[], None]]:
     if sys.stderr is None or not sys.stderr.isatty():
         yield lambda: None
         return
-    # Imported by what draws only, so that --json does without the drawing library.
-    from cpupool.commands import drawing  # noqa: PLC0415
+    # Imported only by code that draws, so that --json needs no drawing library.
+    from cpupool.commands.pictures import drawing  # noqa: PLC0415
 
     with drawing.progress("simulating", total, sys.stderr) as tell:
         yield tell

@@ -1,35 +1,23 @@
-"""`cpupool status`: which container runs where, as the agent last saw it."""
+"""`cpupool status`: shows which container runs where, as the agent last saw it."""
 
 from __future__ import annotations
 
 import json
 import sys
-import time
-from typing import TYPE_CHECKING, Any, Final, TextIO
+from typing import TYPE_CHECKING, Final, TextIO
 
-from cpupool.commands import (
-    UsageError,
-    add_command,
-    add_setting,
-    add_shape,
-    add_topology,
-    door,
-    file_content,
-    input_file,
-    open_machine,
-)
-from cpupool.commands.checks import SILENT_S
+from cpupool.commands.checks.findings import SILENT_S
+from cpupool.commands.shell import door, status_file
+from cpupool.commands.shell.exit_codes import UsageError
+from cpupool.commands.shell.files import input_file, open_machine
+from cpupool.commands.shell.options import add_command, add_setting, add_shape, add_topology
 from cpupool.host.root import HostRoot
-from cpupool.manager import status_json
-from cpupool.wire import json_text
-from cpupool.wire.json_text import JSONRefused
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
-    from pathlib import Path
 
-    from cpupool.commands import Commands
+    from cpupool.commands.shell.options import Commands
     from cpupool.manager.report import NodeStatus
 
 _EXAMPLES = """\
@@ -90,66 +78,14 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
         return _away(arguments, out)
     if arguments.node:
         raise UsageError("--node names a node of a cluster; add --kubeconfig, or leave it out")
-    document, age_s = read(arguments.file)
-    status = parse(arguments.file, document)
+    document, age_s = status_file.read(arguments.file)
+    status = status_file.parse(arguments.file, document)
     astray = sum(not container.right for container in status.containers)
     if arguments.json:
         out.write(json.dumps(document, indent=2) + "\n")
     else:
         _draw(arguments, status, age_s, out)
     return 1 if astray or status.waiting_for or age_s > SILENT_S else 0
-
-
-def read(path: Path, writer: str = "cpupool agent", option: str = "--file") -> tuple[Any, float]:
-    """Read a JSON file that a process keeps true, and its age in seconds.
-
-    Args:
-        path: the file.
-        writer: the command that writes it.
-        option: what names another file.
-
-    Raises:
-        UsageError: it is not there, cannot be read, or is no JSON.
-    """
-    try:
-        age_s = time.time() - path.stat().st_mtime
-        document = json_text.load(file_content(path), unique=True)
-    except FileNotFoundError as error:
-        raise UsageError(
-            f"{path} is not there: start `{writer}` on this node, or name its status file with"
-            f" {option}"
-        ) from error
-    except PermissionError as error:
-        raise UsageError(
-            f"{path} cannot be read ({error.strerror}); run this as root, or in the container of"
-            f" `{writer}`"
-        ) from error
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}; name the file of `{writer}`") from error
-    except JSONRefused as error:
-        remedy = f"name the file of `{writer}` with {option}"
-        raise UsageError(f"{path} is no status file: {error}; {remedy}") from error
-    return document, age_s
-
-
-def parse(path: Path, document: object) -> NodeStatus:
-    """Take a document for a status.
-
-    Raises:
-        UsageError: it is none, or one of another version.
-    """
-    try:
-        return status_json.from_json(document)
-    except JSONRefused as error:
-        raise UsageError(
-            f"{path} is no status file of this version of cpupool: {error}; restart the agent, or"
-            " name its file with --file"
-        ) from error
-
-
-def silence(age_s: float) -> str:
-    """Describe in a line that no agent updates the file."""
-    return f"This is {age_s:.0f} s old: the agent does not run, or cannot write its file.\n"
 
 
 def _away(arguments: argparse.Namespace, out: TextIO) -> int:
@@ -161,7 +97,7 @@ def _away(arguments: argparse.Namespace, out: TextIO) -> int:
     if not arguments.node:
         raise UsageError("no node is named; give --node, and see `kubectl get nodes`")
     # Only here, so that a node's own status does without a client of the API server.
-    from cpupool.commands import agent_pod, services  # noqa: PLC0415
+    from cpupool.commands.shell import agent_pod, services  # noqa: PLC0415
 
     server = services.api_server("", arguments.kubeconfig, arguments.context)
     ended = agent_pod.run(server, arguments.node, _command(arguments, out))
@@ -172,22 +108,22 @@ def _away(arguments: argparse.Namespace, out: TextIO) -> int:
 
 
 def _command(arguments: argparse.Namespace, out: TextIO) -> Sequence[str]:
-    """Return what runs in the pod, which has no terminal: it draws as for ours."""
+    """Return the command for the pod, which has no terminal: it draws in the form for ours."""
     if arguments.json:
         return "cpupool", "status", "--json"
-    from cpupool.commands import drawing  # noqa: PLC0415 - as in _draw
+    from cpupool.commands.pictures import drawing  # noqa: PLC0415 - as in _draw
 
     variables = (f"{name}={value}" for name, value in drawing.terminal(out).items())
     return "env", *variables, "cpupool", "status"
 
 
 def _draw(arguments: argparse.Namespace, status: NodeStatus, age_s: float, out: TextIO) -> None:
-    # The drawing library is imported by what draws only, so that --json stays light.
-    from cpupool.commands import drawing  # noqa: PLC0415
+    # Only code that draws imports the drawing library, so that --json stays light.
+    from cpupool.commands.pictures import drawing  # noqa: PLC0415
 
     picture = drawing.node_status(open_machine(arguments.topology), status)
     drawing.show(picture, out)
     if arguments.svg:
         drawing.export_svg(picture, arguments.svg, "cpupool status")
     if age_s > SILENT_S:
-        out.write(silence(age_s))
+        out.write(status_file.silence(age_s))

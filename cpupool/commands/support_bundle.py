@@ -1,20 +1,21 @@
-"""`cpupool support-bundle`: what it takes to examine a node without being on it, in one file."""
+"""`cpupool support-bundle`: writes the facts that a person needs to examine a node elsewhere."""
 
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TextIO
 
-from cpupool.commands import UsageError, add_command, door, input_file, node
-from cpupool.core.errors import HostFileError
+from cpupool.commands.shell import archive, door, node
+from cpupool.commands.shell.exit_codes import UsageError
+from cpupool.commands.shell.files import input_file
+from cpupool.commands.shell.options import add_command
 from cpupool.host import recording
 
 if TYPE_CHECKING:
     import argparse
 
-    from cpupool.commands import Commands
+    from cpupool.commands.shell.options import Commands
     from cpupool.host.recording import Recording
 
 _EXAMPLES = """\
@@ -33,7 +34,6 @@ Read it with `cpupool doctor --bundle FILE` and `cpupool topology --topology FIL
 Exit code 0: it is written; 1: it could not be written; 2: the command line is wrong, or a file that
 it names cannot be used.
 """
-_STDOUT: Final = "-"
 _LARGEST_LOG_BYTES: Final = 8 * 2**20
 
 
@@ -69,32 +69,14 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
     """
     examined = node.this_node(arguments)
     log = _end_of(arguments.log) if arguments.log else None
-    if arguments.output == _STDOUT:
-        if sys.stdout is None:
-            raise UsageError("standard output is closed; name a file with --output")
-        if sys.stdout.isatty():
-            raise UsageError(
-                "a terminal cannot show an archive; name a file with --output, or a pipe"
-            )
-        _collect(examined, log).write(sys.stdout.buffer)
+    if arguments.output == archive.STDOUT:
+        archive.write_stdout("--output", lambda: _collect(examined, log))
         return 0
     path = Path(arguments.output)
-    try:
-        # Only its owner can read it; no file is overwritten, and no link is followed.
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            try:
-                kept = _collect(examined, log)
-                kept.write(file)
-            except BaseException:
-                path.unlink()
-                raise
-    except FileExistsError as error:
-        raise UsageError(f"{path} is there already; name another file with --output") from error
-    except OSError as error:
-        raise HostFileError(
-            str(path), f"cannot be written ({error.strerror})", "name another file with --output"
-        ) from error
-    _tell(path, kept, out)
+    # Only its owner can read it.
+    kept = archive.write_file(path, "--output", 0o600, lambda: _collect(examined, log))
+    archive.tell(path, kept, out)
+    door.tell(f"examine it with: cpupool doctor --bundle {path}", out)
     return 0
 
 
@@ -102,9 +84,10 @@ def _collect(examined: node.NodeSources, log: bytes | None) -> Recording:
     kept = recording.record(
         examined.root,
         examined.names,
-        cgroup_root=examined.cgroup_root,
+        cgroup_root=examined.root.cgroup_root,
         config=examined.config,
         kubelet_config_file=examined.kubelet_config,
+        kubelet_config_dir=examined.kubelet_files.folder,
     )
     for what in (node.READY, node.METRICS):
         answer = examined.ask_agent(what)
@@ -115,14 +98,6 @@ def _collect(examined: node.NodeSources, log: bytes | None) -> Recording:
     if log is not None:
         kept.files[str(recording.AGENT / "log")] = log
     return kept
-
-
-def _tell(path: Path, kept: Recording, out: TextIO) -> None:
-    size = f"{len(kept.files)} files, {path.stat().st_size // 1024 + 1} KiB"
-    door.tell(f"{path}: {size}", out)
-    for reason in kept.left_out:
-        door.tell(f"left out: {reason}", out)
-    door.tell(f"examine it with: cpupool doctor --bundle {path}", out)
 
 
 def _end_of(path: Path) -> bytes:

@@ -1,4 +1,4 @@
-"""`cpupool webhook`: what the API server asks about pods."""
+"""`cpupool webhook`: runs the admission webhook, which the API server asks about pods."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TextIO
 
-from cpupool.commands import POOL_FOLDER, add_command, add_setting, typed
-from cpupool.commands.rules import add_rules, rules
-from cpupool.commands.services import (
+from cpupool.commands.shell.options import POOL_FOLDER, add_command, add_setting, typed
+from cpupool.commands.shell.rules import add_rules, rules
+from cpupool.commands.shell.services import (
     api_server,
     asked_to_end,
     config_map,
     missing,
 )
 from cpupool.config import settings
-from cpupool.supervisor import supervise
+from cpupool.loops.supervisor import supervise
 from cpupool.telemetry import log
 from cpupool.telemetry.health import Health
 from cpupool.telemetry.metrics import WebhookMetrics
@@ -28,16 +28,17 @@ from cpupool.version import VERSION
 if TYPE_CHECKING:
     import argparse
 
-    from cpupool.commands import Commands
+    from cpupool.commands.shell.options import Commands
     from cpupool.kube.client import APIServer
-    from cpupool.roles.webhook import Webhook
-    from cpupool.supervisor import Loop
+    from cpupool.loops.supervisor import Loop
+    from cpupool.webhook.service import Webhook
 
 _TLS: Final = Path("/etc/cpupool/tls")
 _EXAMPLES = """\
 examples:
   cpupool webhook                        in a pod of the Deployment
-  cpupool webhook --port 9443 --metrics-port 0 --config configmaps \\
+  mkdir pools && cp poolconfig-dpdk.yaml pools
+  cpupool webhook --port 9443 --metrics-port 0 --config pools \\
       --tls-cert-file tls.crt --tls-private-key-file tls.key
 
 Exit code 0: it was asked to end; 1: a part of it failed; 2: the command line is wrong.
@@ -102,7 +103,7 @@ def run(arguments: argparse.Namespace, _out: TextIO) -> int:
     # First: until then the kernel keeps SIGTERM from the first process of a container.
     stop = asked_to_end()
     try:
-        from cpupool.roles.webhook import Webhook, WebhookSettings  # noqa: PLC0415 - an extra of its own
+        from cpupool.webhook.service import Webhook, WebhookSettings  # noqa: PLC0415 - an extra of its own
     except ModuleNotFoundError as error:
         raise missing(error) from error
     log.set_up(logging.INFO, json=arguments.log_format == "json")

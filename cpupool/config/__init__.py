@@ -1,1 +1,4 @@
-"""What the admin writes: pool files and settings, decoded with line and column."""
+"""The files of admins: pool files, settings, the kubelet's configuration, OpenShift's profiles.
+
+Each module decodes one of them into values, and finds the contradictions in it.
+"""

@@ -7,23 +7,21 @@ policy `none` takes no options, and the policy `static` needs reserved CPUs (pol
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from math import ceil
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from cpupool.config.document import Table, Text
-from cpupool.config.reader import WHOLE_NUMBER, entries, nearest
+from cpupool.config.reader import WHOLE_NUMBER, entries
+from cpupool.core import quantity, withheld
 from cpupool.core.cpu_manager import (
     CPU_MANAGER,
-    CPU_MANAGER_POLICIES,
     ENABLE,
-    KOORDINATOR,
     MIN_PERCENT,
     NONE,
     ON_MISFIT,
     OPTIONS,
     POLICY,
-    QRM,
     RESERVED,
-    STATIC,
     SUPPRESSION,
     THRESHOLD_PERCENT,
     TOPOLOGY_POLICY,
@@ -37,16 +35,19 @@ from cpupool.core.cpu_manager import (
     TopologyPolicy,
 )
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.errors import CPUSetParseError, Problem, Severity
+from cpupool.core.errors import CPUSetParseError, Problem, QuantityError, Severity
 from cpupool.core.pools import PoolKind
+from cpupool.core.suggestions import hint, nearest
+from cpupool.policies.built_in import BUILT_IN
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
     from cpupool.config.document import Value
     from cpupool.config.reader import Reader
     from cpupool.core.pools import NodePools
     from cpupool.core.topology import CPUTopology
+    from cpupool.policies.base import CPUManagerPolicy
 
 _KEYS: Final = (
     POLICY,
@@ -60,31 +61,54 @@ _KEYS: Final = (
 _TOPOLOGY_POLICIES: Final = {policy.value: policy for policy in TopologyPolicy}
 _SCOPES: Final = {scope.value: scope for scope in Scope}
 _MISFITS: Final = {misfit.value: misfit for misfit in Misfit}
-_OPTIONS: Final[Mapping[str, tuple[str, ...]]] = {
-    KOORDINATOR: ("full-pcpus-only", "distribute-cpus-across-numa"),
-    QRM: (),
-}
-"""The kubelet's options that a policy follows, where it does not follow all."""
 _SUPPRESSION: Final = (ENABLE, THRESHOLD_PERCENT, MIN_PERCENT)
 _PERCENT: Final = {str(percent): percent for percent in range(101)}
+_CPU: Final = "cpu"
+_MANY: Final = 10**9
+_INSTEAD_OF_ZERO: Final = (
+    f'write {RESERVED}: 0-0 for CPU 0, which the kubelet\'s reservedSystemCPUs spells "0", or how'
+    " many CPUs, 1 or more"
+)
 _RESERVED_FORM: Final = "write how many CPUs, as 2, or a CPU list, as 0-1,32-33; 2-2 is CPU 2 alone"
 
 
-def read(reader: Reader, value: Value, known: Collection[str]) -> CPUManager:
+class Unusable(NamedTuple):
+    """The reason why a policy that is not built in cannot be used here, and the remedy."""
+
+    what: str
+    remedy: str
+
+
+FindPolicy: TypeAlias = "Callable[[str], type[CPUManagerPolicy] | Unusable]"
+"""Returns the policy of this name that a package provides."""
+
+
+def only_built_in(name: str) -> Unusable:
+    """Return that no package provides a policy."""
+    return Unusable(f"unknown value {name[:63]!r}", hint(name, BUILT_IN))
+
+
+def read(
+    reader: Reader, value: Value, find_policy: FindPolicy
+) -> tuple[CPUManager, Problem | None]:
     """Read how containers get the default pool's CPUs; under `none` for a null.
 
     Args:
         reader: notes what is wrong.
         value: the table `cpuManager`.
-        known: the policies that it can name.
+        find_policy: finds a policy that is not built in.
+
+    Returns:
+        The CPU manager, and why its policy cannot be used here. Whether the rest suits a policy
+        that is not known cannot be judged.
     """
     table = reader.table(value, _KEYS)
     if table is None:
-        return CPUManager()
-    named = table.get(POLICY)
-    reader.choice(named, {name: name for name in known}, NONE)
-    # The name of an unknown policy stays: other rules find what else is wrong with such a file.
-    policy = named.text if isinstance(named, Text) and named.text else NONE
+        return CPUManager(), None
+    written = table.get(POLICY)
+    text = reader.text(written)
+    policy = text.text if text and text.text else NONE
+    found = BUILT_IN.get(policy) or find_policy(policy)
     manager = CPUManager(
         policy,
         _reserved(reader, table.get(RESERVED)),
@@ -93,30 +117,35 @@ def read(reader: Reader, value: Value, known: Collection[str]) -> CPUManager:
         reader.choice(table.get(ON_MISFIT), _MISFITS, Misfit.HOLD),
         suppression=_suppression(reader, table.get(SUPPRESSION)),
         topology_scope=reader.choice(table.get(TOPOLOGY_SCOPE), _SCOPES, Scope.CONTAINER),
+        installed=None if policy in BUILT_IN or isinstance(found, Unusable) else found,
     )
+    if isinstance(found, Unusable):
+        place = (written.path, written.location)
+        return manager, Problem(found.what, found.remedy, path=place[0], location=place[1])
+    _refuse_strange_settings(reader, policy, found, table)
     if not manager.chooses:
-        _refuse_settings_of_none(reader, table)
-        return CPUManager(declared=not _is_empty(named))
-    if policy in _OPTIONS:
-        _refuse_strange_options(reader, policy, table.get(OPTIONS))
-    if policy != QRM and not manager.topology_policy.of_kubelet:
+        return CPUManager(declared=not _is_empty(written)), None
+    _refuse_strange_options(reader, policy, found, table.get(OPTIONS))
+    if manager.topology_policy not in found.topology_policies:
         what = f"the policy {policy} has one set of NUMA nodes for all resources"
-        reader.refuse(table.get(TOPOLOGY_POLICY), what, f"write another, or policy: {QRM}")
+        other = next(
+            name
+            for name, each in BUILT_IN.items()
+            if manager.topology_policy in each.topology_policies
+        )
+        reader.refuse(table.get(TOPOLOGY_POLICY), what, f"write another, or policy: {other}")
     if manager.topology_scope is Scope.POD:
-        _refuse_scope(reader, manager, table.get(TOPOLOGY_SCOPE))
-    if policy != KOORDINATOR and not _is_empty(suppression := table.get(SUPPRESSION)):
-        what = f"the policy {policy} does not suppress best-effort pods"
-        reader.refuse(suppression, what, f"remove it, or write policy: {KOORDINATOR}")
+        _refuse_scope(reader, manager, found, table.get(TOPOLOGY_SCOPE))
     unknown = table.entries.keys() - set(_KEYS)
     misspelt = RESERVED in {nearest(key, _KEYS) for key in unknown}
-    if policy in CPU_MANAGER_POLICIES and _is_empty(table.get(RESERVED)) and not misspelt:
+    if found.needs_reserved and _is_empty(table.get(RESERVED)) and not misspelt:
         reader.refuse(
             table.get(RESERVED),
             f"the policy {policy} needs a reserved CPU, so that the containers without CPUs of"
             " their own always have one",
             _RESERVED_FORM,
         )
-    return manager
+    return manager, None
 
 
 def validate(pools: NodePools, topology: CPUTopology | None) -> Iterator[Problem]:
@@ -127,18 +156,22 @@ def validate(pools: NodePools, topology: CPUTopology | None) -> Iterator[Problem
         yield from _wrongly_reserved(pools, topology)
 
 
-def _refuse_settings_of_none(reader: Reader, table: Table) -> None:
+def _refuse_strange_settings(
+    reader: Reader, policy: str, kind: type[CPUManagerPolicy], table: Table
+) -> None:
     for key, entry in entries(table):
-        if key in _KEYS and key != POLICY and not _is_empty(entry):
-            what = f"the policy {NONE} has no such setting"
-            other = KOORDINATOR if key == SUPPRESSION else STATIC
+        if key in _KEYS and key not in {POLICY, *kind.settings} and not _is_empty(entry):
+            what = f"the policy {policy} has no such setting"
+            other = next(name for name, each in BUILT_IN.items() if key in each.settings)
             reader.refuse(entry, what, f"remove it, or write policy: {other}", entry.key)
 
 
-def _refuse_scope(reader: Reader, manager: CPUManager, value: Value) -> None:
+def _refuse_scope(
+    reader: Reader, manager: CPUManager, kind: type[CPUManagerPolicy], value: Value
+) -> None:
     remedy = f"write {Scope.CONTAINER.value}"
-    if manager.policy == KOORDINATOR:
-        what = f"the policy {KOORDINATOR} aligns what shares one set of CPUs"
+    if manager.topology_scope not in kind.scopes:
+        what = f"the policy {manager.policy} aligns what shares one set of CPUs"
         reader.refuse(value, what, remedy)
     elif not manager.topology_policy.of_kubelet:
         named = manager.topology_policy.value
@@ -146,16 +179,22 @@ def _refuse_scope(reader: Reader, manager: CPUManager, value: Value) -> None:
         reader.refuse(value, what, f"{remedy}, or another {TOPOLOGY_POLICY}")
 
 
-def _refuse_strange_options(reader: Reader, policy: str, value: Value) -> None:
+def _refuse_strange_options(
+    reader: Reader, policy: str, kind: type[CPUManagerPolicy], value: Value
+) -> None:
     # The keys that no policy knows are refused already.
     for name, entry in entries(value if isinstance(value, Table) else None):
-        if name in StaticOptions.names() and name not in _OPTIONS[policy]:
+        if name in StaticOptions.names() and name not in kind.kubelet_options:
             what = f"the policy {policy} has no such option"
-            remedy = f"remove it: {policy} has {' and '.join(_OPTIONS[policy]) or 'none'}"
+            remedy = f"remove it: {policy} has {' and '.join(kind.kubelet_options) or 'none'}"
             reader.refuse(entry, what, remedy, entry.key)
 
 
 def _reserved(reader: Reader, value: Value) -> CPUSet | int | None:
+    if isinstance(value, Table) and (amount := reader.words(value).get(_CPU)):
+        what = "this is a number of CPUs or a CPU list, and no map of amounts as in kubeReserved"
+        reader.refuse(value, what, _whole_cpus(amount) or _RESERVED_FORM)
+        return None
     text = reader.text(value)
     if text is None or not text.text:
         return None
@@ -164,13 +203,34 @@ def _reserved(reader: Reader, value: Value) -> CPUSet | int | None:
         return int(written)
     if not written or written.isdecimal():
         what = f"{written[:63]!r} is not a number of CPUs from 1 to 999999999"
-        reader.refuse(value, what, _RESERVED_FORM)
+        zero = bool(written) and not written.strip("0")
+        reader.refuse(value, what, _INSTEAD_OF_ZERO if zero else _RESERVED_FORM)
         return None
     try:
         return CPUSet.parse(written)
     except CPUSetParseError as error:
-        reader.refuse(value, str(error), _RESERVED_FORM)
+        # As the kubelet's --kube-reserved has it: cpu=1500m,memory=1Gi.
+        named = dict(part.partition("=")[::2] for part in written.split(","))
+        if remedy := _whole_cpus(named.get(_CPU, written)):
+            what = f"{written[:63]!r} is an amount of cpu, and only whole CPUs can be kept"
+            reader.refuse(value, what, remedy)
+        else:
+            reader.refuse(value, str(error), _RESERVED_FORM)
         return None
+
+
+def _whole_cpus(amount: str) -> str:
+    """Return what to write in place of an amount of cpu; empty for a text that is none.
+
+    The kubelet's policy `static` rounds up, too (NewStaticPolicy in policy_static.go).
+    """
+    try:
+        count = ceil(quantity.parse(amount.strip()))
+    except QuantityError:
+        return ""
+    if count == 0:
+        return _INSTEAD_OF_ZERO
+    return f"write {RESERVED}: {count}, the next whole number" if 0 < count < _MANY else ""
 
 
 def _options(reader: Reader, value: Value) -> StaticOptions:
@@ -185,7 +245,7 @@ def _options(reader: Reader, value: Value) -> StaticOptions:
 
 
 def _suppression(reader: Reader, value: Value) -> Suppression | None:
-    """Read how best-effort pods are suppressed; None where they are not."""
+    """Read how the policy suppresses best-effort pods; None where it does not."""
     table = reader.table(value, _SUPPRESSION)
     if table is None:
         return None
@@ -216,7 +276,7 @@ def _percent(reader: Reader, value: Value, absent: int) -> int:
 
 
 def _truth(reader: Reader, text: Text) -> bool:
-    """Take a text for a truth value; false for what is none."""
+    """Take a text for a truth value; false for a text that is none."""
     if text.text not in TRUTH_VALUES:
         reader.refuse(text, f"{text.text[:63]!r} is not a truth value", "write true or false")
     return TRUTH_VALUES.get(text.text, False)
@@ -238,17 +298,23 @@ def _wrongly_reserved(pools: NodePools, topology: CPUTopology | None) -> Iterato
         what = f"CPUs {strange} are not among the default pool's CPUs{others}"
         yield _problem(what, "reserve other CPUs, or add these to the default pool")
         return
-    count = reserved if isinstance(reserved, int) else len(reserved)
-    if default is not None and count >= len(default):
+    if default is None:
+        return
+    # A container cannot own an offline CPU, and only an online one serves those that share.
+    running = default & topology.online if topology else default
+    there = reserved & running if isinstance(reserved, CPUSet) else CPUSet()
+    count = reserved if isinstance(reserved, int) else len(there)
+    if count >= len(running):
+        which = "CPUs" if running == default else "online CPUs"
         yield _problem(
-            f"{count} of the {len(default)} CPUs of the default pool are reserved, so no container"
-            " can own a CPU",
+            f"{count} of the {len(running)} {which} of the default pool are reserved, so no"
+            " container can own a CPU",
             "reserve fewer CPUs, or add CPUs to the default pool",
         )
-    elif isinstance(reserved, CPUSet) and topology and reserved.isdisjoint(topology.online):
+    elif topology and isinstance(reserved, CPUSet) and not there and reserved & topology.present:
         yield _problem(
-            f"the reserved CPUs {reserved} are offline",
-            "switch one of them on, or reserve other CPUs",
+            f"the reserved {withheld.why(reserved, topology.withheld)}",
+            f"{withheld.remedy(reserved, topology.withheld)}, or reserve other CPUs",
             Severity.WARNING,
         )
 

@@ -7,12 +7,16 @@ a file mean something else than it seems to say.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 import yaml
+from yaml.composer import Composer
 from yaml.reader import ReaderError
 
+from cpupool.config import yaml_loader
+from cpupool.config.yaml_loader import FastLoader
 from cpupool.core.errors import ConfigError, Location, Problem
 
 if TYPE_CHECKING:
@@ -21,21 +25,21 @@ if TYPE_CHECKING:
 _MAX_DEPTH: Final = 32
 """A ConfigMap with its managed fields has 8 levels; each costs frames of Python's stack."""
 _SEVERAL: Final = "expected a single document in the stream"
-"""What PyYAML says to a second document."""
+"""PyYAML's message about a second document."""
 _NULL_TAG: Final = "tag:yaml.org,2002:null"
 _Taken = TypeVar("_Taken")
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a document's text begins in the file that the user sees.
+    """The place where a document's text begins, in the file that the user sees.
 
     Attributes:
         file: its name.
         line: of the first character, from 1.
         column: of every line's first character, from 1.
         verbatim: whether the lines stand in the file as they are; otherwise (a quoted or folded
-            scalar) everything in the document is said to stand at its beginning.
+            scalar) every value in the document has its beginning as place.
     """
 
     file: str
@@ -88,7 +92,7 @@ class Table(Value):
     entries: Mapping[str, Value]
 
     def get(self, key: str) -> Value:
-        """Find the value of a key; what is missing is null, and stands where the map does."""
+        """Find the value of a key; a missing one is null, with the place of the map."""
         return self.entries.get(key) or _null(_joined(self.path, key), self.key)
 
 
@@ -105,7 +109,8 @@ def read_all(source: str | bytes, origin: Origin, problems: list[Problem]) -> tu
     Args:
         source: the text.
         origin: where the text comes from.
-        problems: as for `read`.
+        problems: takes one problem for each key that cannot be used; the first of two equal keys
+            stays.
 
     Raises:
         ConfigError: the source cannot be read as YAML without aliases.
@@ -128,7 +133,7 @@ def read(source: str | bytes, origin: Origin, problems: list[Problem]) -> Value:
         ConfigError: the source cannot be read as one YAML document without aliases.
     """
     text = _decode(source, origin) if isinstance(source, bytes) else source
-    root = _compose(text, origin, _Loader.get_single_node)
+    root = _compose(text, origin, lambda loader: loader.get_single_node())
     start = origin.at(0, 0)
     if root is None:
         return _null("", start)
@@ -144,14 +149,18 @@ def _decode(source: bytes, origin: Origin) -> str:
         raise _unreadable(where, what, "save the file as UTF-8") from None
 
 
-def _each_node(loader: _Loader) -> list[yaml.Node]:
+def _each_node(loader: _Loader | _FastLoader) -> list[yaml.Node]:
     found = []
     while loader.check_node():
         found.append(cast("yaml.Node", loader.get_node()))
     return found
 
 
-def _compose(text: str, origin: Origin, take: Callable[[_Loader], _Taken]) -> _Taken:
+def _compose(text: str, origin: Origin, take: Callable[[_Loader | _FastLoader], _Taken]) -> _Taken:
+    if yaml_loader.is_fast(text):
+        # PyYAML's own parser says what is wrong, and where.
+        with suppress(ConfigError, yaml.YAMLError, ValueError, OverflowError):
+            return take(_FastLoader(text, origin))
     try:
         loader = _Loader(text, origin)
     except ReaderError as error:
@@ -170,22 +179,16 @@ def _compose(text: str, origin: Origin, take: Callable[[_Loader], _Taken]) -> _T
         raise _unreadable(where, "a number here is out of range", "correct the YAML") from None
 
 
-class _Loader(yaml.SafeLoader):
-    """PyYAML's composer, with a limit to nesting and without aliases."""
+class _Bounded(Composer):
+    """A composer with a limit to nesting and without aliases."""
 
     def __init__(self, text: str, origin: Origin) -> None:
-        super().__init__(text)
+        super().__init__(text)  # type: ignore[call-arg]  # the loader's, which is next
         self._origin = origin
         self._depth = 0
 
-    def fetch_flow_collection_start(self, TokenClass: type[yaml.Token]) -> None:  # noqa: N803
-        # The scanner reads 1,024 characters ahead, and looks at every open bracket for each.
-        if self.flow_level == _MAX_DEPTH:
-            raise _too_deep(self._origin.at(self.line, self.column))
-        super().fetch_flow_collection_start(TokenClass)
-
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        event = self.peek_event()  # type: ignore[no-untyped-call]  # a gap in the stubs
+        event = self.peek_event()  # type: ignore[attr-defined]  # the parser's
         where = self._origin.at(event.start_mark.line, event.start_mark.column)
         if isinstance(event, yaml.AliasEvent):
             raise _unreadable(where, "aliases are not supported", "write the value out in full")
@@ -195,6 +198,20 @@ class _Loader(yaml.SafeLoader):
         node = super().compose_node(parent, index)
         self._depth -= 1
         return node
+
+
+class _FastLoader(_Bounded, FastLoader):
+    """libyaml's parser."""
+
+
+class _Loader(_Bounded, yaml.SafeLoader):
+    """PyYAML's parser."""
+
+    def fetch_flow_collection_start(self, TokenClass: type[yaml.Token]) -> None:  # noqa: N803
+        # The scanner reads 1,024 characters ahead, and looks at every open bracket for each.
+        if self.flow_level == _MAX_DEPTH:
+            raise _too_deep(self._origin.at(self.line, self.column))
+        super().fetch_flow_collection_start(TokenClass)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,22 +1,22 @@
-"""OpenShift's PerformanceProfile: from its CPU lists to the pools of a node, or to what is wrong.
+"""OpenShift's PerformanceProfile: makes a node's pools of its CPU lists, or finds what is wrong.
 
 Sources: openshift/enhancements, node-tuning/mixed-cpu-node-plugin.md (both switches, what may not
 overlap, reservedSystemCPUs); openshift/cluster-node-tuning-operator,
-pkg/apis/performanceprofile/v2/performanceprofile_types.go and performanceprofile_validation.go.
+pkg/apis/performanceprofile/v2/performanceprofile_types.go and performanceprofile_validation.go, and
+components/kubeletconfig/kubeletconfig.go below pkg/performanceprofile (reservedSystemCPUs).
 """
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain, combinations
 from typing import TYPE_CHECKING, Final
 
 from cpupool.config import document, pool_rules
 from cpupool.config.document import Origin, Table
 from cpupool.config.pool_rules import MIXED_CPUS, MIXED_POOL
-from cpupool.config.reader import Reader
-from cpupool.core import pools
+from cpupool.config.reader import SUBDOMAIN, Reader, is_label
+from cpupool.core.cpu_manager import TopologyPolicy
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import (
     ConfigError,
@@ -47,19 +47,32 @@ _SHARED: Final = "shared_mixed"
 _DEFAULT: Final = "default"
 _LIST_OF: Final = {_DEFAULT: "reserved", _EXCLUSIVE: "isolated", _SHARED: "shared"}
 """Pool → the list that it is made of."""
+_OVS_DPDK: Final = "ovsDpdk"
+_OFFLINED: Final = "offlined"
+_LISTS: Final = (*_LIST_OF.values(), _OVS_DPDK, _OFFLINED)
+_NEEDED: Final = (_LIST_OF[_DEFAULT], _LIST_OF[_EXCLUSIVE])
+_NUMA: Final = "spec.numa"
+TOPOLOGY_POLICY: Final = f"{_NUMA}.topologyPolicy"
 _READ: Final = frozenset(
-    [_CPU, *(f"{_CPU}.{name}" for name in _LIST_OF.values()), _HINTS, _MIXED_CPUS, _NODE_SELECTOR]
+    [
+        *(_CPU, *(f"{_CPU}.{name}" for name in _LISTS), _HINTS, _MIXED_CPUS),
+        *(_NODE_SELECTOR, _NUMA, TOPOLOGY_POLICY),
+    ]
 )
+_POLICIES: Final = {policy.value: policy.value for policy in TopologyPolicy if policy.of_kubelet}
+SNIPPET: Final = "kubeletconfig.experimental"
+"""The annotation with settings of the kubelet, as JSON."""
+DRA: Final = "performance.openshift.io/dra-resource-management"
+"""The annotation that hands CPUs to a driver of Dynamic Resource Allocation."""
 _TRUTH_VALUES: Final = {
     **dict.fromkeys(("true", "True", "TRUE"), True),
     **dict.fromkeys(("false", "False", "FALSE", ""), False),
 }
-_SUBDOMAIN: Final = re.compile(r"[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class PerformanceProfile:
-    """What cpupool reads of a profile; no CPU is in two of its lists.
+    """The parts of a profile that cpupool reads; no CPU is in two of its lists.
 
     Attributes:
         name: its name.
@@ -70,6 +83,11 @@ class PerformanceProfile:
         node_selector: the labels of the nodes that it is for; without any, every node.
         unread: the fields of its spec that say nothing of pools.
         locations: path of a value → where it stands; "" → where the profile begins.
+        ovs_dpdk: the CPUs of Open vSwitch, on which no container runs.
+        offlined: the CPUs that the machine switches off.
+        topology_policy: the policy of the kubelet's Topology Manager; empty where none is named.
+        snippet: the kubelet's settings in an annotation, as JSON; empty without it.
+        dra: whether a driver of Dynamic Resource Allocation gives out CPUs.
     """
 
     name: str
@@ -80,24 +98,30 @@ class PerformanceProfile:
     node_selector: Mapping[str, str]
     unread: tuple[str, ...]
     locations: Mapping[str, Location]
+    ovs_dpdk: CPUSet = field(default_factory=CPUSet)
+    offlined: CPUSet = field(default_factory=CPUSet)
+    topology_policy: str = ""
+    snippet: str = ""
+    dra: bool = False
 
     @property
     def mixed(self) -> MixedCPUs | None:
-        """Whether OpenShift's resource is offered; both switches must be on."""
+        """OpenShift's resource; None unless its switch is on and the profile has shared CPUs."""
         return MixedCPUs(_SHARED) if self.mixed_cpus and self.shared else None
 
     @property
     def reserved_system_cpus(self) -> CPUSet:
         """The CPUs that the kubelet keeps from pods, as the Node Tuning Operator lists them."""
-        return self.reserved | self.shared if self.mixed else self.reserved
+        kept = self.reserved | self.ovs_dpdk
+        return kept | self.shared if self.mixed else kept
 
     def beside_default(self, topology: CPUTopology | None) -> CPUSet:
         """Return the CPUs to reserve instead if cpupool gives out the isolated ones.
 
-        Pods then request no cpu for them, and what the scheduler counts is the default pool's: as
-        `KubeletNeeds.reserved_cpus` of the pools.
+        Pods then request no cpu for the isolated CPUs, so the scheduler's cpu must be that of the
+        default pool: the result equals `KubeletNeeds.reserved_cpus` of the pools.
         """
-        listed = self.isolated | self.shared
+        listed = self.isolated | self.shared | self.ovs_dpdk
         return topology.online - self.reserved if topology else listed
 
     def pools(self, topology: CPUTopology | None) -> NodePools:
@@ -123,8 +147,8 @@ def parse(name: str, text: str | bytes) -> PerformanceProfile:
     """Read a profile, as YAML or JSON.
 
     Args:
-        name: what to call the file.
-        text: what it holds.
+        name: the file's name in messages.
+        text: its content.
 
     Raises:
         ConfigError: with everything that is wrong with it.
@@ -135,10 +159,13 @@ def parse(name: str, text: str | bytes) -> PerformanceProfile:
     spec = reader.part(root.get("spec"))
     cpu = reader.part(spec.get("cpu"))
     hints = reader.part(spec.get("workloadHints"))
+    numa = reader.part(spec.get("numa"))
+    metadata = reader.part(root.get("metadata"))
+    annotations = reader.part(metadata.get("annotations"))
     lists = reader.read_lists(cpu)
-    fields = chain.from_iterable(table.entries.values() for table in (spec, cpu, hints))
+    fields = chain.from_iterable(table.entries.values() for table in (spec, cpu, hints, numa))
     profile = PerformanceProfile(
-        name=reader.read_name(reader.part(root.get("metadata")).get("name")),
+        name=reader.read_name(metadata.get("name")),
         reserved=lists["reserved"],
         isolated=lists["isolated"],
         shared=lists["shared"],
@@ -146,6 +173,11 @@ def parse(name: str, text: str | bytes) -> PerformanceProfile:
         node_selector=dict(reader.read_labels(reader.part(spec.get("nodeSelector")))),
         unread=tuple(value.path for value in fields if value.path not in _READ),
         locations=document.locations(root),
+        ovs_dpdk=lists[_OVS_DPDK],
+        offlined=lists[_OFFLINED],
+        topology_policy=reader.choice(numa.get("topologyPolicy"), _POLICIES, ""),
+        snippet=reader.word(annotations.get(SNIPPET)),
+        dra=reader.word(annotations.get(DRA)) == "true",
     )
     refuse_errors(sorted(reader.problems, key=lambda problem: problem.location or Location(name)))
     return profile
@@ -156,7 +188,7 @@ def check(profile: PerformanceProfile, topology: CPUTopology | None) -> tuple[Pr
 
     Args:
         profile: the profile.
-        topology: the machine; without one the pools are judged by themselves.
+        topology: the machine; without one the function judges the pools by themselves.
     """
     broken = (
         replace(problem, path=f"{_CPU}.{_LIST_OF[problem.pool or _DEFAULT]}")
@@ -223,7 +255,21 @@ def _on_machine(profile: PerformanceProfile, topology: CPUTopology | None) -> It
             " cores",
         )
     listed = CPUSet.union(pool.reach(topology) for pool in profile.pools(topology))
-    if left := topology.online - listed:
+    elsewhere = profile.ovs_dpdk | profile.offlined
+    if on := profile.offlined & topology.online:
+        yield _note(
+            f"{_CPU}.{_OFFLINED}",
+            f"CPUs {on} are online on this machine, so reservedSystemCPUs has them; once they are"
+            " off, the kubelet does not start with it",
+            "switch them off, and then make the settings again",
+        )
+    if beside := topology.with_siblings(profile.ovs_dpdk) & (listed - profile.ovs_dpdk):
+        yield _note(
+            f"{_CPU}.{_OVS_DPDK}",
+            f"CPUs {beside} of pools share cores with the CPUs here",
+            "list the siblings of these CPUs here, too",
+        )
+    if left := topology.online - listed - elsewhere:
         yield _note(
             _CPU,
             f"CPUs {left} are in none of the lists, so no container runs there",
@@ -251,7 +297,7 @@ def _note(path: str, what: str, remedy: str) -> Problem:
 
 
 class _Reader(Reader):
-    """Reads what a profile holds, and notes what is wrong with it."""
+    """Reads the fields of a profile, and notes the problems in them."""
 
     __slots__ = ()
 
@@ -277,17 +323,14 @@ class _Reader(Reader):
     def read_name(self, value: Value) -> str:
         """Read the name; the file names contain it."""
         name = self.word(value) or _UNNAMED
-        if not _SUBDOMAIN.fullmatch(name):
+        if not SUBDOMAIN.fullmatch(name):
             what = f"{name[:63]!r} is no name of an object"
             self.refuse(value, what, "use small letters, digits, - and .")
         return name
 
     def read_lists(self, cpu: Table) -> dict[str, CPUSet]:
-        """Read the CPU lists, and refuse what is in two of them."""
-        lists = {
-            name: self._cpus(cpu.get(name), needed=name != _LIST_OF[_SHARED])
-            for name in _LIST_OF.values()
-        }
+        """Read the CPU lists, and refuse CPUs that are in two of them."""
+        lists = {name: self._cpus(cpu.get(name), needed=name in _NEEDED) for name in _LISTS}
         for first, other in combinations(lists, 2):
             if common := lists[first] & lists[other]:
                 value = cpu.get(other)
@@ -302,7 +345,7 @@ class _Reader(Reader):
         """Read the labels that a node must have."""
         for key, value in table.entries.items():
             text = self.word(value)
-            if not _is_label(key, text):
+            if not is_label(key, text):
                 self.refuse(value, "no node has such a label", "write domain/name: value")
             yield key, text
 
@@ -313,9 +356,3 @@ class _Reader(Reader):
         if needed and not cpus:
             self.refuse(value, "there are no CPUs here", "list some, as in 2-7,12")
         return cpus
-
-
-def _is_label(key: str, value: str) -> bool:
-    domain, slash, name = key.rpartition("/")
-    known_domain = not slash or _SUBDOMAIN.fullmatch(domain)
-    return bool(known_domain and pools.is_name(name) and (not value or pools.is_name(value)))

@@ -51,7 +51,7 @@ _Meaning = TypeVar("_Meaning")
 
 
 class PoolReader(Reader):
-    """Reads pools, and notes what is wrong with them."""
+    """Reads pools, and notes the problems in them."""
 
     __slots__ = ()
 
@@ -95,7 +95,7 @@ class PoolReader(Reader):
                 yield Pool(name, kind, cpus, hyper_threading, policy)
 
     def read_mixed(self, value: Value) -> MixedCPUs | None:
-        """Read whether and how OpenShift's resource is offered; a null is a no."""
+        """Read whether and how the agent offers OpenShift's resource; a null is a no."""
         if isinstance(value, Text) and not value.text:
             return None
         table = self.table(value, (MIXED_POOL, CONTAINERS_LIMIT))

@@ -1,4 +1,4 @@
-"""The rules of pools: what keeps them apart, and what may stand in one of them."""
+"""The rules of pools: for the CPUs of several pools, and for the keys of one."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Final
 
 from cpupool.config import cpu_manager
-from cpupool.core.cpu_manager import CPU_MANAGER, KOORDINATOR
+from cpupool.core import withheld
+from cpupool.core.cpu_manager import CPU_MANAGER
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.devices import MAX_DEVICE_LIST_BYTES, capacity, device_list_bytes
+from cpupool.core.device_list_limit import MAX_DEVICE_LIST_BYTES, device_list_bytes
+from cpupool.core.devices import capacity
 from cpupool.core.errors import Problem, Severity
 from cpupool.core.names import ENABLE_SHARED_CPUS, pool_variable
 from cpupool.core.pool_policy import (
@@ -22,6 +24,7 @@ from cpupool.core.pool_policy import (
     NUMAPolicy,
 )
 from cpupool.core.pools import HyperThreadingPolicy, NodePools, Pool, PoolKind
+from cpupool.policies.built_in import kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -37,7 +40,7 @@ CONTAINERS_LIMIT: Final = "containersLimit"
 def validate(pools: NodePools, topology: CPUTopology | None) -> tuple[Problem, ...]:
     """Find everything wrong with the pools, on this machine or, without one, by themselves."""
     if pools.by_name(ENABLE_SHARED_CPUS) is not None:
-        # Of what kind the pool is, and so what else is wrong, follows from its next name.
+        # The kind of the pool, and so other faults, follow from its next name.
         return (
             Problem(
                 what=f"this is the name of OpenShift's resource, which {MIXED_CPUS} switches on",
@@ -57,10 +60,10 @@ def validate(pools: NodePools, topology: CPUTopology | None) -> tuple[Problem, .
 def suits_static_kubelet(pools: NodePools) -> bool:
     """Return whether the kubelet's static CPU manager may give out the exclusive CPUs.
 
-    It may if cpupool only adds shared CPUs, and places no other containers; or beside Koordinator's
-    classes, if cpupool has no pools to give out.
+    It may if cpupool only adds shared CPUs, and places no other containers; or beside a policy that
+    tolerates it, if cpupool has no pools to give out.
     """
-    if pools.cpu_manager.policy == KOORDINATOR:
+    if kind(pools.cpu_manager).beside_kubelet:
         return all(pool.kind is PoolKind.DEFAULT for pool in pools)
     return pools.mixed is not None and pools.shared_alone
 
@@ -302,16 +305,32 @@ def _against_machine(pools: NodePools, topology: CPUTopology) -> Iterator[Proble
                 f"this machine has no CPUs {absent}; it has {topology.present}",
                 "remove them, or use this file for a machine that has them",
             )
-        if offline := pool.cpus & topology.present - topology.online:
+        gone = pool.cpus & topology.present - topology.online
+        if kept := gone & withheld.all_of(topology.withheld):
             yield _problem(
                 pool,
-                offline,
-                f"CPUs {offline} are offline",
-                "no container gets them until they are switched on",
+                kept,
+                withheld.why(kept, topology.withheld),
+                withheld.remedy(kept, topology.withheld),
                 Severity.WARNING,
             )
+        if offline := gone - kept:
+            remedy = "no container gets them until they are switched on"
+            if not set(offline) <= topology.offline.keys() and _shares_no_core(pool, pools):
+                # The kernel does not name the core of an offline CPU.
+                remedy += (
+                    "; if they turn out to share a core with another pool, no further container"
+                    " gets that core: validate with a recording of this machine with every CPU on"
+                )
+            yield _problem(pool, offline, f"CPUs {offline} are offline", remedy, Severity.WARNING)
         if pool.policy.whole_cores:
             yield from _never_whole(pool, topology)
+
+
+def _shares_no_core(pool: Pool, pools: NodePools) -> bool:
+    """Return whether another pool of the file must not have a CPU on the cores of a pool."""
+    others = (other for other in pools if other is not pool)
+    return any(PoolKind.EXCLUSIVE in {pool.kind, other.kind} for other in others)
 
 
 def _never_whole(pool: Pool, topology: CPUTopology) -> Iterator[Problem]:

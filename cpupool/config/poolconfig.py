@@ -8,96 +8,40 @@ node sees as a folder of files.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
-from itertools import combinations
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from cpupool.config import cpu_manager, document, pool_rules
+from cpupool.config import cpu_manager, document
 from cpupool.config.document import Listing, Origin, Table, Text
+from cpupool.config.pool_file import PoolFile
 from cpupool.config.pool_keys import NODE_SELECTOR, PoolReader
 from cpupool.config.pool_rules import MIXED_CPUS
-from cpupool.config.reader import entries
-from cpupool.core.cpu_manager import CPU_MANAGER, CPU_MANAGER_POLICIES
+from cpupool.config.reader import entries, is_label
+from cpupool.core.cpu_manager import CPU_MANAGER
 from cpupool.core.errors import (
     ConfigError,
     Location,
     Problem,
     Severity,
-    errors_in,
     refuse_errors,
 )
 from cpupool.core.names import POOL_FILE_PREFIX, POOL_FILE_SUFFIX
 from cpupool.core.pools import NodePools
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
+    from cpupool.config.cpu_manager import FindPolicy
     from cpupool.config.document import Value
+    from cpupool.config.pool_selection import Machine
     from cpupool.core.names import Names
-    from cpupool.core.topology import CPUTopology
 
 _POOLS: Final = "pools"
 _RESOURCE_BASE_NAME: Final = "resourceBaseName"
+_CONFIG_MAP_KEY: Final = re.compile(r"[-._a-zA-Z0-9]{1,253}", re.ASCII)
+_KEY_FORM: Final = "use up to 253 letters, digits, -, _ and ."
+KEYS_OF_POOL_FILES: Final = (_POOLS, CPU_MANAGER, MIXED_CPUS, NODE_SELECTOR, _RESOURCE_BASE_NAME)
 _LIKE_A_POOL_FILE: Final = re.compile(r"pools?[-_.]?conf", re.IGNORECASE)
-
-
-@dataclass(frozen=True, slots=True)
-class PoolFile:
-    """One pool file.
-
-    Attributes:
-        name: the file, or the key of the ConfigMap manifest.
-        pools: its pools.
-        node_selector: the labels that a node must have to take this file.
-        locations: path of a value → where it stands; "" → where the file begins.
-        warnings: what is odd in how the file is written; errors, too, in a file that is refused.
-            What its pools mean, on a machine or by themselves, is for `config.pool_rules.validate`.
-    """
-
-    name: str
-    pools: NodePools
-    node_selector: Mapping[str, str]
-    locations: Mapping[str, Location]
-    warnings: tuple[Problem, ...]
-
-    def matches(self, labels: Mapping[str, str]) -> bool:
-        """Return whether this file is for a node with these labels: all labels must match."""
-        return self.node_selector.items() <= labels.items()
-
-    def locate(self, path: str) -> Location:
-        """Return the place of a path, or of its nearest parent that is written."""
-        while path not in self.locations:
-            path = path.rpartition(".")[0]
-        return self.locations[path]
-
-    def located(self, problems: Iterable[Problem]) -> tuple[Problem, ...]:
-        """Put problems in the order of the file, each with the place where it stands."""
-        found = [
-            replace(item, location=item.location or self.locate(item.path)) for item in problems
-        ]
-        return tuple(sorted(found, key=lambda problem: problem.location or Location(self.name)))
-
-    def problems(self, machine: CPUTopology | None) -> tuple[Problem, ...]:
-        """Find everything wrong with the file, on this machine or, without one, by itself."""
-        return self.located([*self.warnings, *pool_rules.validate(self.pools, machine)])
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """The machine of a node, which the pools of the node's file must fit.
-
-    Attributes:
-        topology: its CPUs.
-        labels: the node's labels, which choose its file; None where every file must fit.
-    """
-
-    topology: CPUTopology
-    labels: Mapping[str, str] | None
-
-    def of(self, file: PoolFile, files: Sequence[PoolFile]) -> CPUTopology | None:
-        """Return the topology for a file, of several, that must fit it."""
-        mine = files if self.labels is None else _matching(files, self.labels)
-        return self.topology if file in mine else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +50,7 @@ class Source:
 
     Attributes:
         name: the file, or the key of the ConfigMap manifest.
-        text: what it holds.
+        text: its content.
         origin: where the text begins in the file that the user sees.
     """
 
@@ -137,38 +81,38 @@ def parse(
     text: str | bytes,
     resource_names: Names,
     origin: Origin | None = None,
-    cpu_managers: Collection[str] = CPU_MANAGER_POLICIES,
+    find_policy: FindPolicy = cpu_manager.only_built_in,
 ) -> PoolFile:
     """Read one pool file.
 
     Args:
-        name: what to call the file.
-        text: what it holds.
+        name: the file's name in messages.
+        text: its content.
         resource_names: for the resource domain, which older files name too.
         origin: where the text begins, if not at the beginning of a file of that name.
-        cpu_managers: the CPU manager policies that it can name.
+        find_policy: finds a CPU manager policy that is not built in.
 
     Raises:
         ConfigError: with everything that is wrong with the file, warnings included.
     """
-    file = _read(Source(name, text, origin or Origin(name)), resource_names, cpu_managers)
+    file = _read(Source(name, text, origin or Origin(name)), resource_names, find_policy)
     refuse_errors(file.problems(None))
     return file
 
 
-def _read(source: Source, resource_names: Names, cpu_managers: Collection[str]) -> PoolFile:
-    """Read what can be read of a pool file, to be refused or not.
+def _read(source: Source, resource_names: Names, find_policy: FindPolicy) -> PoolFile:
+    """Read the readable parts of a pool file, which the caller may refuse.
 
     Raises:
         ConfigError: it is no YAML, or no map.
     """
     decoder = _Decoder([])
     root = document.read(source.text, source.origin, decoder.problems)
-    top = decoder.table(root, (_POOLS, CPU_MANAGER, MIXED_CPUS, NODE_SELECTOR, _RESOURCE_BASE_NAME))
+    top = decoder.table(root, KEYS_OF_POOL_FILES)
     if top is None:
         raise ConfigError(decoder.problems)
     decoder.check_domain(top.get(_RESOURCE_BASE_NAME), resource_names.domain)
-    manager = cpu_manager.read(decoder, top.get(CPU_MANAGER), cpu_managers)
+    manager, unusable = cpu_manager.read(decoder, top.get(CPU_MANAGER), find_policy)
     listed = decoder.read_pools(top.get(_POOLS), required=not (manager.chooses or manager.declared))
     return PoolFile(
         name=source.name,
@@ -180,6 +124,7 @@ def _read(source: Source, resource_names: Names, cpu_managers: Collection[str]) 
         node_selector=dict(decoder.read_labels(top.get(NODE_SELECTOR))),
         locations=document.locations(root),
         warnings=tuple(decoder.problems),
+        unusable=unusable,
     )
 
 
@@ -188,9 +133,12 @@ def parse_all(
     resource_names: Names,
     problems: list[Problem],
     machine: Machine | None = None,
-    cpu_managers: Collection[str] = CPU_MANAGER_POLICIES,
+    find_policy: FindPolicy = cpu_manager.only_built_in,
 ) -> tuple[PoolFile, ...]:
     """Read pool files, without those that are refused.
+
+    A file whose policy cannot be used here is not refused: it may be for another node. A caller
+    that takes it for a node refuses the errors among its `problems`.
 
     Args:
         found: their texts.
@@ -198,12 +146,12 @@ def parse_all(
         problems: takes everything that is wrong with those that are refused.
         machine: the node's, for what is wrong on it with files that are refused anyway. That a file
             without an error of its own fits is for the caller to check.
-        cpu_managers: the CPU manager policies that they can name.
+        find_policy: finds a CPU manager policy that is not built in.
     """
     read: list[PoolFile | ConfigError] = []
     for source in found:
         try:
-            read.append(_read(source, resource_names, cpu_managers))
+            read.append(_read(source, resource_names, find_policy))
         except ConfigError as error:
             read.append(error)
     legible = [outcome for outcome in read if isinstance(outcome, PoolFile)]
@@ -211,7 +159,7 @@ def parse_all(
     for outcome in read:
         if isinstance(outcome, ConfigError):
             problems += outcome.problems
-        elif not errors_in(outcome.problems(None)):
+        elif not outcome.refused:
             files.append(outcome)
         else:
             problems += outcome.problems(machine.of(outcome, legible) if machine else None)
@@ -224,8 +172,8 @@ def sources(name: str, text: str | bytes, problems: list[Problem]) -> tuple[Sour
     A text of several objects may have other objects next to ConfigMaps with pool files.
 
     Args:
-        name: what to call the file.
-        text: what it holds.
+        name: the file's name in messages.
+        text: its content.
         problems: takes what is wrong with a manifest around its pool files.
 
     Raises:
@@ -241,53 +189,14 @@ def sources(name: str, text: str | bytes, problems: list[Problem]) -> tuple[Sour
     return found
 
 
-def select(files: Sequence[PoolFile], labels: Mapping[str, str]) -> PoolFile | None:
-    """Choose the file for a node with these labels; None if no file matches.
-
-    A file with a matching selector wins over files without a selector.
-
-    Raises:
-        ConfigError: more than one file matches.
-    """
-    matching = _matching(files, labels)
-    if len(matching) > 1:
-        first, *others = matching
-        raise ConfigError(_both(file, first, "this node") for file in others)
-    return matching[0] if matching else None
-
-
-def _matching(files: Sequence[PoolFile], labels: Mapping[str, str]) -> Sequence[PoolFile]:
-    everywhere = [file for file in files if file.matches(labels)]
-    return [file for file in everywhere if file.node_selector] or everywhere
-
-
-def rivals(files: Sequence[PoolFile]) -> tuple[Problem, ...]:
-    """Find files that are never a node's only match, because another matches all their nodes."""
-    return tuple(
-        _both(second, first, "every node that one of them is for")
-        for first, second in combinations(files, 2)
-        if bool(first.node_selector) == bool(second.node_selector)
-        and (first.matches(second.node_selector) or second.matches(first.node_selector))
-    )
-
-
-def _both(file: PoolFile, other: PoolFile, node: str) -> Problem:
-    return Problem(
-        what=f"{file.name} and {other.name} ({other.locate(NODE_SELECTOR)}) both match {node}",
-        remedy="change one so that no node matches both",
-        path=NODE_SELECTOR,
-        location=file.locate(NODE_SELECTOR),
-    )
-
-
 class _Decoder(PoolReader):
-    """Reads what pool files and ConfigMaps hold, and notes what is wrong with it."""
+    """Reads pool files and ConfigMaps, and notes the problems in them."""
 
     __slots__ = ()
 
     def read_manifests(self, roots: Sequence[Table]) -> Iterator[Source]:
         """Read the pool files in Kubernetes objects and lists of them."""
-        objects = [item for root in roots for item in _listed(root)]
+        objects = [item for root in roots for item in listed(root)]
         holding = [item for item in objects if _holds_pool_files(item)]
         # Where there is no pool file at all, each object says why.
         for item in holding or objects or roots:
@@ -305,7 +214,11 @@ class _Decoder(PoolReader):
             self.refuse(data, f"there is no key of the form {form}", "put a pool file under one")
         for key, value in entries(data):
             self.problems.extend(misnamed(key, value.key))
-            if is_pool_file(key) and (text := self.text(value)):
+            if not is_pool_file(key):
+                continue
+            if not _CONFIG_MAP_KEY.fullmatch(key):
+                self.refuse(value, "no ConfigMap can have this key", _KEY_FORM, value.key)
+            if text := self.text(value):
                 yield Source(key, text.text, text.origin)
 
     def check_domain(self, value: Value, domain: str) -> None:
@@ -319,13 +232,16 @@ class _Decoder(PoolReader):
             )
 
     def read_labels(self, value: Value) -> Iterator[tuple[str, str]]:
-        """Read the labels that a node must have."""
+        """Read the labels that a node must have; warn of one that no node can have."""
         for key, entry in entries(self.table(value)):
             if text := self.text(entry):
                 yield key, text.text
+                if not is_label(key, text.text):
+                    what = "no node can have this label, so the file is for none"
+                    self._warn(entry, what, "write domain/name: value")
 
 
-def _listed(root: Table) -> Iterable[Table]:
+def listed(root: Table) -> Iterable[Table]:
     """Return the objects of a list, or the object itself."""
     items = root.get("items")
     if not isinstance(items, Listing):
@@ -333,7 +249,12 @@ def _listed(root: Table) -> Iterable[Table]:
     return (item for item in items.items if isinstance(item, Table))
 
 
+def is_config_map(root: Table) -> bool:
+    """Return whether an object says that it is a ConfigMap."""
+    kind = root.get("kind")
+    return isinstance(kind, Text) and kind.text == "ConfigMap"
+
+
 def _holds_pool_files(root: Table) -> bool:
-    kind, data = root.get("kind"), root.get("data")
-    is_config_map = isinstance(kind, Text) and kind.text == "ConfigMap"
-    return is_config_map and isinstance(data, Table) and any(map(is_pool_file, data.entries))
+    data = root.get("data")
+    return is_config_map(root) and isinstance(data, Table) and any(map(is_pool_file, data.entries))

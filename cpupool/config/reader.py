@@ -1,15 +1,16 @@
-"""A document's values, taken for what they should be; what they are not is noted."""
+"""A reader that takes a document's values as the types that they should have, and notes faults."""
 
 from __future__ import annotations
 
-import difflib
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from cpupool.config.document import Table, Text
+from cpupool.core import pools
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import CPUSetParseError, Problem
+from cpupool.core.suggestions import hint
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -21,6 +22,8 @@ _Meaning = TypeVar("_Meaning")
 
 WHOLE_NUMBER: Final = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
 """A count from 1 to 999999999."""
+SUBDOMAIN: Final = re.compile(r"[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?", re.ASCII)
+"""The name of an object, or the domain of a label."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +31,7 @@ class Reader:
     """Takes values for maps, texts and CPU lists.
 
     Attributes:
-        problems: what was found so far.
+        problems: the problems found so far.
     """
 
     problems: list[Problem]
@@ -51,7 +54,7 @@ class Reader:
         return value
 
     def part(self, value: Value) -> Table:
-        """Take a value for a map with any keys; an empty one for what is none."""
+        """Take a value for a map with any keys; an empty one for another value."""
         return self.table(value) or Table(value.path, value.key, value.location, {})
 
     def text(self, value: Value) -> Text | None:
@@ -62,12 +65,16 @@ class Reader:
         return None
 
     def word(self, value: Value) -> str:
-        """Take a value for text; an empty one for what is none."""
+        """Take a value for text; an empty one for another value."""
         text = self.text(value)
         return text.text if text else ""
 
+    def words(self, value: Value) -> dict[str, str]:
+        """Take a value for a map of texts; an empty one for another value."""
+        return {key: self.word(each) for key, each in self.part(value).entries.items()}
+
     def choice(self, value: Value, known: Mapping[str, _Meaning], absent: _Meaning) -> _Meaning:
-        """Take a value for one of the known words; `absent` for a null and for what is none."""
+        """Take a value for one of the known words; `absent` for a null and for another value."""
         text = self.text(value)
         if text is None or not text.text:
             return absent
@@ -90,25 +97,19 @@ class Reader:
     def refuse(
         self, value: Value, what: str, remedy: str, location: Location | None = None
     ) -> None:
-        """Note what is wrong with a value, where it stands or somewhere else."""
+        """Note a problem with a value, at its place or at another one."""
         self.problems.append(
             Problem(what, remedy, path=value.path, location=location or value.location)
         )
 
 
-def nearest(word: str, known: Collection[str]) -> str:
-    """Return the known word that is nearest; empty if none is near."""
-    by_lower_case = {word.lower(): word for word in known}
-    close = difflib.get_close_matches(word.lower(), by_lower_case, n=1)
-    return by_lower_case[close[0]] if close else ""
-
-
-def hint(word: str, known: Collection[str]) -> str:
-    """Suggest the known word that is nearest."""
-    meant = nearest(word, known)
-    return f"did you mean {meant}?" if meant else f"use {' or '.join(known)}"
-
-
 def entries(table: Table | None) -> Iterable[tuple[str, Value]]:
     """Return key and value of each entry; nothing for no map."""
     return table.entries.items() if table else ()
+
+
+def is_label(key: str, value: str) -> bool:
+    """Return whether a node can have a label (apimachinery, pkg/util/validation)."""
+    domain, slash, name = key.rpartition("/")
+    known_domain = not slash or SUBDOMAIN.fullmatch(domain)
+    return bool(known_domain and pools.is_name(name) and (not value or pools.is_name(value)))

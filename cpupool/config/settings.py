@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, fields
+from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from cpupool.config import document
 from cpupool.config.document import Origin, Text
-from cpupool.config.reader import Reader, hint
+from cpupool.config.reader import Reader
 from cpupool.core.errors import Problem, refuse_errors
 from cpupool.core.names import DEFAULT_DOMAIN, DNS_LABEL, STARTER
-from cpupool.core.node_topology import Publishing
-from cpupool.core.resource_plugins import ServedAs
+from cpupool.core.plugin_facts import ServedAs
+from cpupool.core.suggestions import hint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -25,7 +26,7 @@ _SUBDOMAIN: Final = re.compile(
     r"(?=.{1,253}\Z)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
 )
 _CONFIG_MAP: Final = re.compile(rf"({DNS_LABEL.pattern}/)?[a-z0-9]([-a-z0-9.]{{0,251}}[a-z0-9])?")
-"""As Kubernetes has them (k8s.io/apimachinery/pkg/util/validation)."""
+"""The patterns of Kubernetes (k8s.io/apimachinery/pkg/util/validation)."""
 _RESOURCE: Final = re.compile(
     r"([a-z0-9][-a-z0-9.]{0,252}/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 )
@@ -38,11 +39,26 @@ _DAY_S: Final = 86_400
 _T = TypeVar("_T")
 
 
+class Publishing(Enum):
+    """The extent to which the agent publishes its node's topology."""
+
+    OFF = "off"
+    ZONES = "zones"
+    """The resources of each NUMA node."""
+    KOORDINATOR = "koordinator"
+    """The same, with the annotations that Koordinator's scheduler reads."""
+
+    @property
+    def annotated(self) -> bool:
+        """Whether the agent adds annotations for a scheduler that assigns CPUs."""
+        return self is Publishing.KOORDINATOR
+
+
 class SettingRefused(ValueError):
     """A text that is no value of a setting.
 
     Attributes:
-        what: what is wrong with it.
+        what: the fault.
         remedy: what to write instead; empty where `what` says it.
     """
 
@@ -146,7 +162,7 @@ def resource_names(text: str) -> str:
     """Read the text of `served_as`.
 
     Raises:
-        SettingRefused: as for `served_as`.
+        SettingRefused: it is no such list, or a name in it has two meanings.
     """
     served_as(text)
     return text
@@ -168,11 +184,11 @@ class Option:
     """One setting, as a flag and as a key of the settings file.
 
     Attributes:
-        name: what users call it; the flag has two dashes before it.
+        name: its name for users; the flag has two dashes before it.
         field: its field of `AgentSettings`.
-        default: its value where nothing is said.
-        help: what it does, with the default.
-        metavar: what stands for the value in the help.
+        default: its value where neither a flag nor the file has it.
+        help: its effect, with the default.
+        metavar: the word that stands for the value in the help.
         parse: reads its value; raises SettingRefused.
         choices: the texts that are values; any where there is none.
         empty: whether the empty text is a value.
@@ -347,9 +363,16 @@ class AgentSettings:
     kubelet_config: str = _option(
         "kubelet-config",
         "",
-        "the kubelet's configuration, whose Topology Manager's policy --node-topology publishes"
-        " (default: var/lib/kubelet/config.yaml below --host-root)",
+        "the kubelet's configuration, whose Topology Manager's policy is published (default: what"
+        " the running kubelet's --config names, or /var/lib/kubelet/config.yaml)",
         metavar="FILE",
+    )
+    kubelet_config_dir: str = _option(
+        "kubelet-config-dir",
+        "",
+        "the folder of the kubelet's drop-ins, as its --config-dir (default: what the running"
+        " kubelet's --config-dir names)",
+        metavar="DIR",
     )
     resource_plugins: bool = _option(
         "resource-plugins",
@@ -413,6 +436,12 @@ class AgentSettings:
     def layered(cls, *layers: Mapping[str, Any]) -> AgentSettings:
         """Make the settings of layers, each from fields to values; a later one wins."""
         return cls(**{name: value for layer in layers for name, value in layer.items()})
+
+    def lacking(self) -> str:
+        """Return which setting another one needs; empty if each has what it needs."""
+        if self.write_node_resources and not self.resource_plugins:
+            return "--write-node-resources writes what plugins say; add --resource-plugins"
+        return ""
 
 
 OPTIONS: Final[Mapping[str, Option]] = {

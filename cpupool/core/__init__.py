@@ -1,1 +1,4 @@
-"""The vocabulary: CPU sets, topology, pools, workloads. Pure values; imports only itself."""
+"""The vocabulary of all rooms: CPU sets, topology, pools, workloads.
+
+The modules hold pure values, and import only each other.
+"""

@@ -1,4 +1,4 @@
-"""Which CPUs a container must run on, and why."""
+"""Assignments: the CPUs on which a container must run, with the reasons."""
 
 from __future__ import annotations
 
@@ -8,14 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import MemoryNodesRefused
-from cpupool.core.names import (
-    EXCLUSIVE_CPUS,
-    OPENSHIFT_ISOLATED_CPUS,
-    SHARED_CPUS,
-    pool_variable,
-)
 from cpupool.core.properties import NO_PROPERTIES
-from cpupool.core.requests import Resource, ResourceKind
+from cpupool.core.requests import Resource
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,13 +24,13 @@ _NO_CPUS: Final = CPUSet()
 
 
 class Placement(Enum):
-    """Why a container runs on its CPUs."""
+    """The reason for which a container runs on its CPUs."""
 
     POOLS = "pools"
     POLICY = "policy"
     """The container owns CPUs that the node's CPU manager policy chose."""
     PLUGIN = "plugin"
-    """A plugin of the QoS Resource Manager has named the container's CPUs."""
+    """A plugin for a resource has named the container's CPUs."""
     DEFAULT = "default"
     CONFINED = "confined"
     KUBELET = "kubelet"
@@ -44,7 +38,7 @@ class Placement(Enum):
 
 
 class Cause(Enum):
-    """Why a container is confined to the default pool."""
+    """The reason for which the agent confines a container to the default pool."""
 
     NO_POOL = "no_pool"
     """The container requests a pool that this node does not have."""
@@ -80,7 +74,7 @@ class Step:
     """One reason in a choice.
 
     Attributes:
-        rule: the source of the rule: a key of the pool file, a word of Koordinator's, or
+        rule: the source of the rule: a key of the pool file, a word of an annotation, or
             the kubelet.
         why: the result of the rule, in a sentence.
         left: the CPUs that remain to choose from.
@@ -137,7 +131,7 @@ class CPUAssignment:
             it requests.
         limit: the CPU time that the container must have; None where cpupool does not set it.
         memory: the NUMA nodes of its memory; None where cpupool does not set them.
-        properties: what else plugins set. Where there is a `limit`, its CPU time does not count.
+        properties: the other properties that plugins set. A `limit` replaces their CPU time.
     """
 
     placement: Placement
@@ -158,47 +152,11 @@ class CPUAssignment:
         """The cpuset to write; empty where cpupool leaves the container alone."""
         return self.exclusive | self.shared | self.default
 
-    @property
-    def environment(self) -> Mapping[str, str]:
-        """The variables with the container's CPUs; none unless it has what it requests.
-
-        `EXCLUSIVE_CPUS` and `SHARED_CPUS` join all pools of a kind: the kubelet calls Allocate once
-        for each resource, and keeps these variables from the first answer.
-        """
-        if self.placement not in {Placement.POOLS, Placement.POLICY}:
-            return {}
-        isolated = any(resource.kind is ResourceKind.ADDITIONAL for resource in self.resources)
-        return environment(self.exclusive, self.shared, self.resources, isolated=isolated)
-
     def annotations(self, names: Names) -> Mapping[str, str]:
         """Return the annotation by which the next agent recognises the container's own CPUs."""
         name = {Placement.POLICY: names.chosen, Placement.PLUGIN: names.answered}
         own = self.exclusive | self.offline
         return {name[self.placement]: str(own)} if own and self.placement in name else {}
-
-
-def environment(
-    exclusive: CPUSet,
-    shared: CPUSet,
-    by_resource: Mapping[Resource, CPUSet],
-    *,
-    isolated: bool,
-) -> dict[str, str]:
-    """Return the environment variables with a container's CPUs; none for an empty set.
-
-    Args:
-        exclusive: its own CPUs.
-        shared: the CPUs of its shared pools.
-        by_resource: resource → the CPUs that come with it.
-        isolated: whether to set OpenShift's variable for exclusive CPUs, too.
-    """
-    joined = {EXCLUSIVE_CPUS: exclusive, SHARED_CPUS: shared}
-    if isolated:
-        joined[OPENSHIFT_ISOLATED_CPUS] = exclusive
-    for resource, cpus in by_resource.items():
-        if not resource.kind.native:
-            joined[pool_variable(resource)] = cpus
-    return {name: str(joined[name]) for name in sorted(joined) if joined[name]}
 
 
 def remembering(
@@ -210,7 +168,7 @@ def remembering(
 ) -> RuntimeContainer:
     """Return a container with the CPUs of its own that an agent noted in its annotations.
 
-    An annotation does not count if the pod has it, too: the pod's author wrote it, and some
+    The function ignores an annotation that the pod has, too: the pod's author wrote it, and some
     runtimes copy the annotations of a pod to its containers. The CPU list of the runtime must
     agree: it may lack CPUs that are offline.
 

@@ -22,16 +22,14 @@ TOPOLOGY_POLICY: Final = "topologyPolicy"
 TOPOLOGY_SCOPE: Final = "topologyScope"
 ON_MISFIT: Final = "onMisfit"
 SUPPRESSION: Final = "resourceUsedThresholdWithBE"
-"""Koordinator's name in a NodeSLO, as the names of the keys below it."""
 ENABLE: Final = "enable"
 THRESHOLD_PERCENT: Final = "cpuSuppressThresholdPercent"
 MIN_PERCENT: Final = "cpuSuppressMinPercent"
+"""The suppression and its keys have the names of a NodeSLO."""
 
 NONE: Final = "none"
 STATIC: Final = "static"
-KOORDINATOR: Final = "koordinator"
-QRM: Final = "qrm"
-"""The names of the policies."""
+"""The names of policies; another one has its name beside it."""
 
 _OFF: Final = "off"
 
@@ -50,7 +48,7 @@ class TopologyPolicy(Enum):
     RESTRICTED = "restricted"
     SINGLE_NUMA_NODE = "single-numa-node"
     NUMERIC = "numeric"
-    """Katalyst's: each resource has a set of nodes of its own."""
+    """Each resource has a set of nodes of its own."""
 
     @property
     def of_kubelet(self) -> bool:
@@ -59,7 +57,7 @@ class TopologyPolicy(Enum):
 
 
 class Scope(Enum):
-    """Which part of a pod the Topology Manager aligns at once."""
+    """The part of a pod that the Topology Manager aligns at once."""
 
     CONTAINER = "container"
     POD = "pod"
@@ -79,7 +77,7 @@ class TopologyHint:
 
 
 class Misfit(Enum):
-    """How to treat a pod that cannot have the CPUs of its own that its request promises."""
+    """The treatment of a pod that cannot have the CPUs of its own that its request promises."""
 
     HOLD = "hold"
     """Its containers are not created; the kubelet tries again until the CPUs are free."""
@@ -147,9 +145,9 @@ _CONFLICTS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Suppression:
-    """How far the load takes CPUs from best-effort pods, as Koordinator's policy `cpuset`.
+    """The bounds within which the load takes CPUs from best-effort pods.
 
-    Source: ResourceThresholdStrategy in apis/slo/v1alpha1/nodeslo_types.go of Koordinator.
+    Source: ResourceThresholdStrategy with the policy `cpuset`, apis/slo/v1alpha1/nodeslo_types.go.
 
     Attributes:
         threshold_percent: the part of the CPUs that all pods and the system may use together.
@@ -166,7 +164,7 @@ class Suppression:
 
 @dataclass(frozen=True, slots=True)
 class CPUManager:
-    """How containers get the default pool's CPUs.
+    """The settings by which containers get the default pool's CPUs.
 
     Attributes:
         policy: the name of the CPU manager policy.
@@ -177,8 +175,10 @@ class CPUManager:
         on_misfit: how to treat a pod that cannot have CPUs of its own.
         declared: whether the pool file names the policy `none`: then containers get the default
             pool's CPUs also without any pool, as under the other policies.
-        suppression: how best-effort pods are suppressed; None where they are not.
+        suppression: how the policy suppresses best-effort pods; None where it does not.
         topology_scope: whether the NUMA nodes are those of a container, or of a whole pod.
+        installed: the class of a policy that is not built in, of a package; else None. It follows
+            from the name.
     """
 
     policy: str = NONE
@@ -189,6 +189,7 @@ class CPUManager:
     declared: bool = False
     suppression: Suppression | None = None
     topology_scope: Scope = Scope.CONTAINER
+    installed: type[object] | None = field(default=None, compare=False)
 
     @property
     def follows_load(self) -> bool:
@@ -208,17 +209,15 @@ class CPUManager:
     @property
     def settings(self) -> Mapping[str, str]:
         """Key of the pool file → its value as text."""
-        common = {
+        return {
             POLICY: self.policy,
             RESERVED: _reserved_text(self.reserved),
             OPTIONS: " and ".join(self.options.written()) or NONE,
             TOPOLOGY_POLICY: self.topology_policy.value,
             TOPOLOGY_SCOPE: self.topology_scope.value,
             ON_MISFIT: self.on_misfit.value,
+            SUPPRESSION: str(self.suppression or _OFF),
         }
-        if self.policy != KOORDINATOR:
-            return common
-        return {**common, SUPPRESSION: str(self.suppression or _OFF)}
 
     def written(self) -> dict[str, Any]:
         """Return the configuration as JSON values: key of the pool file → value."""
@@ -236,15 +235,10 @@ class CPUManager:
 
     def changes(self, later: CPUManager) -> Iterator[str]:
         """Describe each setting that differs from a later configuration."""
+        before = self.settings
         for key, value in later.settings.items():
-            # A policy without a setting has it off.
-            before = self.settings.get(key, _OFF)
-            if before != value:
-                yield f"{CPU_MANAGER}.{key} from {before} to {value}"
-
-
-CPU_MANAGER_POLICIES: Final = (NONE, STATIC, KOORDINATOR, QRM)
-"""The policies that a pool file can name."""
+            if before[key] != value:
+                yield f"{CPU_MANAGER}.{key} from {before[key]} to {value}"
 
 
 def _reserved_text(reserved: CPUSet | int | None) -> str:

@@ -1,4 +1,4 @@
-"""CPU time: what CPUs and pods have used until a moment, and what they use between two moments."""
+"""CPU time: the use of CPUs and pods up to a moment, and between two moments."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class MeasurementError(CPUPoolError):
 
 @dataclass(frozen=True, slots=True)
 class CPUUse:
-    """How much of the CPUs is in use, in milli-CPUs, as a mean of some time.
+    """The use of the CPUs in milli-CPUs, a mean over some time.
 
     Attributes:
         by_cpu_milli: CPU that is online → how busy it is.
@@ -48,7 +48,7 @@ class CPUUse:
 
 
 class Waited(NamedTuple):
-    """How long a pod waited for CPUs since it started.
+    """The time for which a pod waited for CPUs since it started.
 
     Attributes:
         us: the time in which a thread of it waited.
@@ -76,8 +76,8 @@ class CPUTime:
     def since(self, earlier: CPUTime, elapsed_s: float) -> CPUUse:
         """Return the use between an earlier reading and this one.
 
-        A CPU that was offline at one of the readings does not count. A pod that has started since
-        counts from its start, and one that has ended does not count.
+        The result is without CPUs that were offline at one of the readings, and without pods that
+        have ended. Of a pod that has started since, it has the use since the pod's start.
 
         Raises:
             MeasurementError: a time has decreased, or pods used more time than there was.

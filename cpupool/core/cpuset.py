@@ -27,7 +27,7 @@ _MASK_WORD: Final = re.compile(r"[0-9a-fA-F]{1,8}", re.ASCII)
 class CPUSet:
     """An immutable set of CPU ids from 0 to 8191.
 
-    Supports the operators of a frozen set between CPUSets (`|`, `&`, `-`, `^`, `<=`, `in`, `len`),
+    Supports the operators of a frozen set between CPUSets (`|`, `&`, `-`, `<=`, `in`, `len`),
     iterates in ascending order, and prints itself in the kernel's list format.
 
     Raises:
@@ -121,9 +121,6 @@ class CPUSet:
 
     def __sub__(self, other: CPUSet) -> CPUSet:
         return self._from_bits(self._bits & ~other._bits)
-
-    def __xor__(self, other: CPUSet) -> CPUSet:
-        return self._from_bits(self._bits ^ other._bits)
 
     def __le__(self, other: CPUSet) -> bool:
         return not self._bits & ~other._bits

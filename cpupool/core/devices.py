@@ -33,10 +33,6 @@ if TYPE_CHECKING:
     from cpupool.core.pools import NodePools
     from cpupool.core.topology import CPUTopology
 
-MAX_DEVICE_LIST_BYTES: Final = 4 * 1024 * 1024
-"""The kubelet's gRPC client refuses a larger message (grpc-go's default)."""
-_DEVICE_BYTES: Final = 13
-"""One healthy device in ListAndWatchResponse without its id: tags, lengths and `Healthy`."""
 _CANONICAL_NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,8}", re.ASCII)
 """The only spelling of an id: `007` and `+7` are not ids."""
 _RUN: Final = rf"(?:{_CANONICAL_NUMBER.pattern})(?:-(?:{_CANONICAL_NUMBER.pattern}))?"
@@ -53,7 +49,8 @@ class Device:
     Attributes:
         id: the id that the kubelet passes to Allocate.
         healthy: whether the kubelet can give the device out.
-        node: its NUMA node id; None where the device is not a particular CPU, or has no node.
+        node: its NUMA node id; None where the device is not a particular CPU, where the CPU is
+            offline, or has no node.
     """
 
     id: str
@@ -116,7 +113,7 @@ class Advertised:
 
     @property
     def capacity(self) -> int:
-        """How many devices there are."""
+        """The number of devices."""
         return capacity(self.pool) if self.units is None else self.units
 
     def offline(self, topology: CPUTopology) -> int:
@@ -238,7 +235,11 @@ class Offer:
                 yield Device(identifier, healthy, None)
             return
         for cpu in self.pool.offered | exclusive_cpus(self.draining):
-            yield Device(str(cpu), self._available(cpu), self.topology.node_of(cpu))
+            # The kubelet takes each node's devices, also unhealthy ones, for what an idle node can
+            # give. So an offline CPU must have no node (generateDeviceTopologyHints in the
+            # kubelet's pkg/kubelet/cm/devicemanager/topology_hints.go).
+            info = self.topology.cpus.get(cpu)
+            yield Device(str(cpu), self._available(cpu), info.node if info else None)
 
     def looks_like(self, other: Offer) -> bool:
         """Return whether the kubelet sees the same in both."""
@@ -308,20 +309,17 @@ class Offer:
         return not self.pool.cpus or not self.pool.cpus.isdisjoint(self.topology.online)
 
     def _available(self, cpu: int) -> bool:
-        # The whole core counts: an exclusive CPU must have no foreign load on its sibling.
+        # An exclusive CPU must have no foreign load on its sibling, so the whole core must be free.
         free = self.topology.core_of(cpu).isdisjoint(self.taken) and cpu not in self.withheld
         return free and cpu in self.topology.online
 
     def _check_whole_cores(self, ids: Collection[str]) -> None:
-        given = exclusive_cpus(ids)
-        cores = {
-            identifier: self.topology.core_of(int(identifier)) & self.pool.offered
-            for identifier in ids
-        }
-        split = [identifier for identifier, core in cores.items() if not core <= given]
+        given, offered = exclusive_cpus(ids), self.pool.offered & self.topology.online
+        cores = {str(cpu): self.topology.running_core_of(cpu) & offered for cpu in offered}
+        per_core = max(map(len, cores.values()))
+        split = [cpu for cpu in ids if len(cores[cpu]) < per_core or not cores[cpu] <= given]
         if not split:
             return
-        per_core = max(map(len, cores.values()))
         if len(given) % per_core:
             raise unaligned(self.resource.name, SMTAlignmentError(len(given), per_core))
         raise UnavailableDevices(
@@ -335,13 +333,6 @@ class Offer:
 def capacity(pool: Pool) -> int:
     """Return the number of a pool's devices: CPUs, or milli-CPUs of a shared pool."""
     return len(pool.offered) * (MILLI_PER_CPU if pool.kind is PoolKind.SHARED else 1)
-
-
-def device_list_bytes(count: int) -> int:
-    """Return the bytes of the ListAndWatch message of a pool with the device ids 0 to count-1."""
-    # Every id has a first digit, ids from 10 have a second digit, ids from 100 a third, ...
-    further_digits: int = sum(count - 10**power for power in range(1, len(str(count))))
-    return count * (_DEVICE_BYTES + 1) + further_digits
 
 
 def unaligned(pool: str, error: SMTAlignmentError) -> AllocationError:
@@ -385,9 +376,8 @@ def allocated(
 ) -> dict[Resource, frozenset[str]]:
     """Read the annotations that Allocate's answers wrote on a container: resource → device ids.
 
-    An annotation with another content does not count. An annotation that the pod has, too, does not
-    count either: its author wrote it, and some runtimes copy the pod's annotations to its
-    containers.
+    The function ignores an annotation with another content, and one that the pod has, too: its
+    author wrote it, and some runtimes copy the pod's annotations to its containers.
 
     Args:
         annotations: the container's annotations in the runtime.

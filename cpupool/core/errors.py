@@ -17,13 +17,14 @@ if TYPE_CHECKING:
     from cpupool.core.cpuset import CPUSet
 
 _SHOWN_IDS = 8
+_SHOWN = 200
 _E = TypeVar("_E", bound=BaseException)
 
 
 class CPUPoolError(Exception):
     """A failure that cpupool can describe: in one printable line, whatever words it quotes.
 
-    An error that is made of another one is described as that one.
+    An error that is made of another error has the text of that one.
     """
 
     def __str__(self) -> str:
@@ -54,7 +55,7 @@ class QuantityError(CPUPoolError, ValueError):
 
     Attributes:
         text: as written.
-        reason: what it should be.
+        reason: the form that it should have.
         path: its place in a pod's body; empty for any other text.
     """
 
@@ -66,7 +67,7 @@ class QuantityError(CPUPoolError, ValueError):
 
 
 class Severity(Enum):
-    """Whether a problem refuses the configuration or is only a warning."""
+    """The weight of a problem: it refuses the configuration, or is only a warning."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -133,6 +134,15 @@ class ConfigError(CPUPoolError):
 def errors_in(problems: Iterable[Problem]) -> list[Problem]:
     """Return the problems that are errors, without the warnings."""
     return [problem for problem in problems if problem.severity is Severity.ERROR]
+
+
+def said(error: BaseException) -> str:
+    """Return the text of an error of foreign code; making the text may fail, and has no bound."""
+    name = type(error).__name__
+    try:
+        return f"{name}: {error}"[:_SHOWN]
+    except Exception:  # noqa: BLE001  # the code is not ours
+        return name
 
 
 def refuse_errors(problems: Iterable[Problem]) -> tuple[Problem, ...]:
@@ -237,10 +247,14 @@ class PlacementError(CPUPoolError):
         as_kubelet: the text with which the kubelet refuses such a pod.
         passes: whether only a fact is missing, which the kubelet will name in a moment.
         heals: whether CPUs that become free can serve the request: only then its pod waits.
+        remedy: what to do if the pod stays refused.
     """
 
     reason: ClassVar[str] = "UnexpectedAdmissionError"
     passes: ClassVar[bool] = False
+    remedy: ClassVar[str] = (
+        "request another number of CPUs in a new pod, or free CPUs of this node's default pool"
+    )
     heals: bool = True
 
     def __init__(self, what: str, as_kubelet: str) -> None:
@@ -331,7 +345,7 @@ class MemoryNodesRefused(CPUPoolError):
     """NUMA nodes from which no container can take its memory.
 
     Attributes:
-        nodes: the nodes that were asked for.
+        nodes: the nodes of the request.
         lacking: those of them that do not exist or have no memory.
         with_memory: the nodes of this machine that have memory.
     """
@@ -405,14 +419,14 @@ class MemoryInUse(HostError):
     Attributes:
         path: its cgroup.
         limit_bytes: the limit.
-        used_bytes: what it uses.
+        used_bytes: its use of memory.
     """
 
     def __init__(self, path: str, limit_bytes: int, used_bytes: int) -> None:
         self.path = path
         self.limit_bytes = limit_bytes
         self.used_bytes = used_bytes
-        # A text with what it uses would be another one at each try.
+        # A text with the memory in use would be another one at each try.
         what = (
             f"{path}: it uses more than the {limit_bytes} bytes of memory that its new limit allows"
         )
@@ -452,7 +466,7 @@ class RuntimeSilent(RuntimeRefused):
 
 
 class RuntimeAwaitsAnswer(HostError):
-    """The container runtime waits for an answer of the agent by NRI, and is not asked meanwhile."""
+    """The container runtime waits for an answer of the agent by NRI; the agent asks it later."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -481,9 +495,10 @@ class RemoteProtocolError(ProtocolError):
 
 
 def without_frames(error: _E) -> _E:
-    """Return an error that keeps what it says, and nothing of where it was raised.
+    """Return the error with its text, and without the place where it was raised.
 
-    What keeps an error keeps its frames with all their values, and may lie in a circle with them.
+    Whatever holds an error also holds the frames with all their values, and may itself be one of
+    these values.
     """
     error.__traceback__ = error.__context__ = error.__cause__ = None
     return error

@@ -1,7 +1,7 @@
-"""Grants: which owner has which CPUs of its own, and who granted them.
+"""Grants: the CPUs that each owner has of its own, and the program that granted them.
 
 An exclusive CPU has one owner: `Grants` refuses anything else. A pod's grant has a part for each
-container; parts overlap where an init container leaves its CPUs to other containers.
+container; parts overlap where an init container ends before other containers start.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Owner = PodOwner | AnswerOwner
 
 
 class Source(Enum):
-    """Who granted CPUs."""
+    """The program that granted CPUs."""
 
     DEVICES = "devices"
     """The kubelet gave out devices of an exclusive pool."""
@@ -56,7 +56,7 @@ class Source(Enum):
     POLICY = "policy"
     """A policy of cpupool chose the CPUs."""
     PLUGIN = "plugin"
-    """A plugin of the QoS Resource Manager named the CPUs."""
+    """A plugin for a resource named the CPUs."""
 
     @property
     def of_default_pool(self) -> bool:
@@ -72,7 +72,7 @@ WHOLE_POD: Final = ""
 
 
 class Sharing(Enum):
-    """Which others may run on granted CPUs."""
+    """The other containers that may run on granted CPUs."""
 
     NONE = "none"
     BEST_EFFORT = "best effort"
@@ -87,7 +87,7 @@ class Grant:
     Attributes:
         owner: the owner of the CPUs.
         resource: the resource that they come with.
-        source: who granted them.
+        source: the program that granted them.
         parts: container → its CPUs; `WHOLE_POD` → those of all containers of the pod. An unclaimed
             answer has one part without a name.
         sharing: which others may run on them.

@@ -49,6 +49,8 @@ POLICY_CPUS: Final = Resource("policy/cpu", ResourceKind.POLICY)
 STARTER: Final = "/opt/cpupool/process-starter"
 """The process starter's path in a container."""
 
+NODE_CRITICAL: Final = "system-node-critical"
+"""The priority class of pods that a node needs: they wait neither for CPUs nor for the agent."""
 NRI_PLUGIN: Final = "cpupool"
 """The agent's name among the plugins of the container runtime."""
 REQUIRED_PLUGINS: Final = "required-plugins.noderesource.dev"
@@ -56,7 +58,7 @@ REQUIRED_PLUGINS: Final = "required-plugins.noderesource.dev"
 The suffixes `/pod` and `/container.<name>` restrict it (containerd/nri: pkg/plugin)."""
 
 POOL_FILE_PREFIX: Final = "poolconfig-"
-"""Keys of the ConfigMap with this prefix are pool files, as for CPU-Pooler."""
+"""Keys of the ConfigMap with this prefix are pool files; CPU-Pooler has the same prefix."""
 POOL_FILE_SUFFIX: Final = ".yaml"
 """The suffix of pool files that cpupool writes; it reads files without the suffix, too."""
 
@@ -137,7 +139,7 @@ class Names:
 
     @property
     def requests(self) -> str:
-        """The annotation with what a pod's main container requests of plugins: a JSON object."""
+        """The annotation with the requests of a pod's main container to plugins: a JSON object."""
         return f"{self.domain}/requests"
 
     @property
@@ -158,7 +160,7 @@ class Names:
 def resource_named(name: str) -> Resource | None:
     """Return the resource of a pool's name, or OpenShift's resource; None for any other name.
 
-    The prefix of a pool's name is its kind, as for CPU-Pooler.
+    As in CPU-Pooler, the prefix of a pool's name says its kind.
     """
     if name == ENABLE_SHARED_CPUS:
         return ENABLE_SHARED_CPUS

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Final
 
 from cpupool.core.cpu_manager import Scope, TopologyPolicy
@@ -14,23 +13,13 @@ HUGE_PAGES: Final = "hugepages-"
 """The resources of huge pages, as `hugepages-2Mi` (KEP-1539)."""
 
 
-class Publishing(Enum):
-    """What the agent publishes of its node's topology."""
-
-    OFF = "off"
-    ZONES = "zones"
-    """The resources of each NUMA node."""
-    KOORDINATOR = "koordinator"
-    """The same, with the annotations that Koordinator's scheduler reads."""
-
-
 @dataclass(frozen=True, slots=True)
 class TopologyManager:
     """The configuration of a kubelet's Topology Manager.
 
     Attributes:
         policy: how strictly it aligns.
-        scope: what it aligns at once.
+        scope: the part of a pod that it aligns at once.
     """
 
     policy: TopologyPolicy = TopologyPolicy.NONE
@@ -39,12 +28,12 @@ class TopologyManager:
 
 @dataclass(frozen=True, slots=True)
 class Amounts:
-    """How much of a resource a NUMA node has, in CPUs, devices or bytes.
+    """The amounts of a resource on a NUMA node, in CPUs, devices or bytes.
 
     Attributes:
-        capacity: what is there.
-        allocatable: what pods can get while no pod runs.
-        available: what pods can get now.
+        capacity: the whole amount.
+        allocatable: the amount that pods can get while no pod runs.
+        available: the amount that pods can get now.
     """
 
     capacity: int
@@ -69,7 +58,7 @@ class Zone:
 
 @dataclass(frozen=True, slots=True)
 class NodeTopology:
-    """What schedulers are to know of a node.
+    """The facts about a node that the agent publishes for schedulers.
 
     Attributes:
         zones: its NUMA nodes, sorted by id.
@@ -87,6 +76,24 @@ class NodeTopology:
 
 
 @dataclass(frozen=True, slots=True)
+class CPUModel:
+    """The kind of a machine's CPUs.
+
+    Attributes:
+        name: the model's name; empty where the kernel does not say.
+        vendor: the vendor's id, as GenuineIntel.
+        turbo: whether the CPUs may exceed their base frequency.
+        l3_mask: the bits of an L3 cache that resctrl can give out, in hexadecimal; empty without
+            cache allocation.
+    """
+
+    name: str = ""
+    vendor: str = ""
+    turbo: bool = False
+    l3_mask: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class NodeMemory:
     """The memory of one NUMA node.
 
@@ -98,10 +105,15 @@ class NodeMemory:
     total_bytes: int
     huge_pages: Mapping[int, int] = field(default_factory=dict)
 
+    @property
+    def ordinary_bytes(self) -> int:
+        """The memory that is not in huge pages."""
+        return self.total_bytes - sum(size * count for size, count in self.huge_pages.items())
+
 
 @dataclass(frozen=True, slots=True)
 class KubeletAmounts:
-    """The kubelet's own books of what it pins to NUMA nodes.
+    """The kubelet's own books of the resources that it pins to NUMA nodes.
 
     Attributes:
         by_node: name of a resource of device plugins, or of memory → NUMA node id → how much.

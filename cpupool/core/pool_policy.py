@@ -2,7 +2,7 @@
 
 Without these keys a pool lists one CPU per core, as CPU-Pooler's pools do. With `cpuBindPolicy` it
 lists CPUs, siblings included, and the policy says how containers get them. The words come from the
-kubelet's static CPU manager policy options and from Koordinator's CPU orchestration.
+kubelet's static CPU manager policy options and from schedulers that assign CPUs.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ RESERVED: Final = "reserved"
 
 
 class CPUBindPolicy(Enum):
-    """How a container's CPUs lie on cores, in a pool that lists siblings."""
+    """The way in which a container's CPUs lie on cores, in a pool that lists siblings."""
 
     FULL_PHYSICAL_CORES = "fullPhysicalCores"
     SPREAD_ACROSS_CORES = "spreadAcrossCores"
 
 
 class NUMAPolicy(Enum):
-    """On which NUMA nodes a container's CPUs lie.
+    """The choice of the NUMA nodes on which a container's CPUs lie.
 
     PACKED takes the fewest nodes: the fullest that suffice, and whole nodes first. DISTRIBUTED
     takes the same number from each node where it needs several. MOST_ALLOCATED takes the fewest
@@ -45,7 +45,7 @@ class NUMAPolicy(Enum):
 
 
 class ExclusivePolicy(Enum):
-    """What a pod prefers not to share with other pods of the pool; a wish, not a promise."""
+    """The units that a pod prefers, without a promise, not to share with other pods of the pool."""
 
     NONE = "none"
     PHYSICAL_CORE = "physicalCore"
@@ -61,7 +61,7 @@ class PoolPolicy:
         numa: on which NUMA nodes they lie.
         align_by_uncore_cache: whether they lie behind the fewest uncore (L3) caches; None where
             the file says nothing: they do wherever the other keys allow it.
-        exclusive: what pods prefer not to share.
+        exclusive: the units that pods prefer not to share.
         reserved: CPUs of the pool that no container gets.
     """
 

@@ -27,7 +27,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", re
 
 
 class PoolKind(Enum):
-    """How containers use a pool's CPUs."""
+    """The way in which containers use a pool's CPUs."""
 
     EXCLUSIVE = EXCLUSIVE_PREFIX
     SHARED = SHARED_PREFIX
@@ -35,7 +35,7 @@ class PoolKind(Enum):
 
     @classmethod
     def of_name(cls, name: str) -> PoolKind:
-        """Return the kind that the prefix of a pool's name means, as for CPU-Pooler."""
+        """Return the kind that the prefix of a pool's name means; CPU-Pooler reads it alike."""
         for kind in (cls.EXCLUSIVE, cls.SHARED):
             if name.startswith(kind.value):
                 return kind
@@ -43,7 +43,7 @@ class PoolKind(Enum):
 
 
 class HyperThreadingPolicy(Enum):
-    """What comes with an exclusive CPU: nothing, or the siblings on its core."""
+    """The CPUs that come with an exclusive CPU: none, or the siblings on its core."""
 
     SINGLE_THREADED = "singleThreaded"
     MULTI_THREADED = "multiThreaded"
@@ -57,7 +57,7 @@ class Pool:
         name: as in the resource `nokia.k8s.io/<name>`.
         kind: exclusive, shared or default.
         cpus: the CPUs listed; for an exclusive pool one per core, unless it has `cpuBindPolicy`.
-        hyper_threading: what comes with an exclusive CPU.
+        hyper_threading: the CPUs that come with an exclusive CPU.
         policy: how an exclusive pool's CPUs are chosen.
     """
 
@@ -89,7 +89,7 @@ class Pool:
     def reach(self, topology: CPUTopology) -> CPUSet:
         """Return the CPUs that no other pool may use: for an exclusive pool whole cores."""
         exclusive = self.kind is PoolKind.EXCLUSIVE
-        return topology.with_siblings(self.cpus) if exclusive else self.cpus
+        return topology.with_running_siblings(self.cpus) if exclusive else self.cpus
 
     def granted(self, cpus: CPUSet, topology: CPUTopology) -> CPUSet:
         """Return the CPUs that come with exclusive devices: under multiThreaded whole cores."""
@@ -172,6 +172,10 @@ class NodePools:
         if configured:
             return configured[0].cpus
         return topology.present - CPUSet.union(pool.reach(topology) for pool in self.pools)
+
+    def running_default(self, topology: CPUTopology) -> CPUSet:
+        """Return the CPUs of `default_cpus` that are online."""
+        return self.default_cpus(topology) & topology.online
 
 
 def is_name(text: str) -> bool:

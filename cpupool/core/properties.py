@@ -1,4 +1,4 @@
-"""What a container has in addition to CPUs and NUMA nodes: CPU time, memory, files of cgroup v2.
+"""Properties of a container beside CPUs and NUMA nodes: CPU time, memory, files of cgroup v2.
 
 The names are those of the CRI's LinuxContainerResources, the values those of the OCI runtime
 specification (config-linux.md); the ranges are the kernel's.
@@ -33,7 +33,7 @@ _T = TypeVar("_T")
 
 
 class OCIProperty(Enum):
-    """What a plugin's answer can set, by its Go name in the CRI's LinuxContainerResources.
+    """A property that a plugin's answer can set, by its Go name in LinuxContainerResources (CRI).
 
     `UNIFIED` is an extension: the CRI has a map there.
     """
@@ -121,14 +121,14 @@ none of them itself.
 
 @dataclass(frozen=True, slots=True)
 class Properties:
-    """What a container must have in addition to CPUs and NUMA nodes; None changes nothing.
+    """The properties that a container must have; None changes nothing.
 
     Attributes:
         shares: its weight for CPU time, in the shares of cgroup v1.
         bandwidth: how long it may run in each period.
         memory_bytes: the most memory; `UNLIMITED` for no limit.
         swap_bytes: the most memory and swap together, as in the OCI; `UNLIMITED` for no limit.
-        oom_score_adj: added to its OOM score; it counts only when the container is created.
+        oom_score_adj: added to its OOM score; it has an effect only at the container's creation.
         unified: file of cgroup v2 → its content.
     """
 
@@ -164,7 +164,7 @@ class Properties:
         )
 
     def __str__(self) -> str:
-        """Return what is set, for a log line."""
+        """Return the set properties as text for a log line."""
         shown = {
             "CPU shares": self.shares,
             "the CPU quota": self.bandwidth,
@@ -183,7 +183,7 @@ class Properties:
         """Return those of these properties that a running container lacks, without the OOM score.
 
         Args:
-            has: what the container has; None for what its kernel lacks.
+            has: the container's properties; None for those that its kernel lacks.
         """
         return Properties(
             self.shares if has.shares is None else None,
@@ -196,11 +196,11 @@ class Properties:
     def differing(self, has: Properties) -> Properties:
         """Return those of these properties that a running container has otherwise.
 
-        Memory and swap come together, because swap counts with the memory. The OOM score is left
-        out.
+        Memory and swap come together, because the limit of swap includes the memory. The result is
+        without the OOM score.
 
         Args:
-            has: as for `lacking`.
+            has: the container's properties; None for those that its kernel lacks.
         """
         wrong = Properties(
             _otherwise(self.shares, has.shares),
@@ -221,7 +221,8 @@ class Properties:
     def keeping_swap(self, has: Properties) -> Properties:
         """Return these properties, with as much swap as a container has if they set memory only.
 
-        A limit of memory alone would change the swap, or be refused: it counts with the memory.
+        The limit of swap includes the memory, so the kernel would change the swap, or refuse a
+        limit of memory alone.
 
         Args:
             has: the container's memory, and its memory and swap together.
@@ -245,7 +246,7 @@ def property_named(name: str) -> OCIProperty | None:
 
 
 def _otherwise(wanted: _T | None, has: _T | None) -> _T | None:
-    """Return what is wanted, if a container has something else."""
+    """Return the wanted value if a container has another one; else None."""
     return None if has is None or has == wanted else wanted
 
 

@@ -24,6 +24,8 @@ _SCALE: Final = {
 _MILLI: Final = 1000
 _END: Final = 2**63
 _GRAMMAR: Final = "write a number, as 2, 500m or 1k"
+_MOST_EXACT: Final = 2**53
+"""Up to this number every whole number is a float."""
 _DIGITS: Final = 28
 """The 19 digits of the largest quantity, 2^63 - 1, and the 9 digits allowed after the point."""
 
@@ -49,6 +51,14 @@ def as_quantity(milli: int) -> str:
     """Write thousandths as Kubernetes does: `2`, `1500m`."""
     whole, rest = divmod(milli, _MILLI)
     return f"{milli}m" if rest else str(whole)
+
+
+def is_amount(number: float) -> bool:
+    """Return whether a number is an amount of a resource: from 0 to 2^53, and not -0.0.
+
+    An amount equals itself, also after it was written to a file and read.
+    """
+    return 0 <= number <= _MOST_EXACT and math.copysign(1.0, number) > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +87,16 @@ class Quantity:
             return cls(text, path, parse(text))
         except QuantityError as error:
             return cls(error.text, path, fault=error.reason)
+
+    @classmethod
+    def of_milli(cls, milli: int, path: str = "") -> Quantity:
+        """Return an amount of thousandths."""
+        return cls.read(as_quantity(milli), path)
+
+    @property
+    def error(self) -> QuantityError | None:
+        """The error with the reason why it is no quantity; None if it is one."""
+        return self._error(self.fault) if self.number is None else None
 
     @property
     def value(self) -> Decimal:

@@ -24,7 +24,7 @@ _MILLI: Final = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Bandwidth:
-    """How long all threads of a cgroup together may run in each period.
+    """The time for which all threads of a cgroup together may run in each period.
 
     Attributes:
         quota_us: the time; `UNLIMITED_US` for no limit.
@@ -63,7 +63,7 @@ class Bandwidth:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """How much CPU time a container must have.
+    """The CPU time that a container must have.
 
     Attributes:
         milli: in milli-CPUs; None for no limit.

@@ -1,4 +1,8 @@
-"""Requests of containers: amounts of resources that come with CPUs."""
+"""Requests of containers: amounts of resources that come with CPUs.
+
+A resource is a pool's, OpenShift's for shared CPUs, or the native cpu of a container that gets CPUs
+of its own. Its kind says how a container uses the CPUs, also after the pool has gone.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class ResourceKind(Enum):
-    """Which CPUs come with a resource."""
+    """The kind of CPUs that come with a resource."""
 
     EXCLUSIVE = "exclusive"
     """CPUs of an exclusive pool; each device is a CPU."""

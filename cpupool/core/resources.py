@@ -8,15 +8,17 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from decimal import Decimal
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from cpupool.core.pools import MILLI_PER_CPU
 from cpupool.core.quantity import Quantity
-from cpupool.core.workloads import ContainerKind, QoSClass
+from cpupool.core.workloads import ContainerKind, QoSClass, pod_request_milli
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
+    from cpupool.core.errors import QuantityError
     from cpupool.core.names import Names
     from cpupool.core.requests import Resource
     from cpupool.core.workloads import Container
@@ -34,7 +36,7 @@ _OF_KUBERNETES: Final = re.compile(
     r"|(requests|limits)\..*|.*kubernetes\.io/.*"
 )
 LONGEST_NAME: Final = 317
-"""Of an extended resource: a DNS subdomain, a slash, and 63 characters."""
+"""The longest name of an extended resource: a DNS subdomain, a slash, and 63 characters."""
 _NAME: Final = re.compile(rf"[!-~]{{1,{LONGEST_NAME}}}", re.ASCII)
 
 
@@ -76,6 +78,12 @@ class Requirements:
         """Return the limit and the request of one resource; None for no amount."""
         return self.limits.get(resource), self.requests.get(resource)
 
+    def unreadable(self) -> Iterator[QuantityError]:
+        """Yield why native amounts are no quantities, once for each resource."""
+        for resource in NATIVE:
+            errors = (amount.error for amount in self.of(resource) if amount)
+            yield from islice(filter(None, errors), 1)
+
     def pools(self, names: Names) -> dict[Resource, int]:
         """Return the amounts of the pools' resources: resource → amount.
 
@@ -98,6 +106,10 @@ class Requirements:
         """
         return _milli(self.limits.get(CPU)) or None
 
+    def request(self, resource: str) -> Quantity | None:
+        """Return the request for a resource, or the limit where only that is given."""
+        return self.requests.get(resource, self.limits.get(resource))
+
     @property
     def request_milli(self) -> int:
         """The cpu request in milli-CPUs, or the limit where only that is given.
@@ -105,11 +117,11 @@ class Requirements:
         Raises:
             QuantityError: an amount is no quantity.
         """
-        return _milli(self.requests.get(CPU, self.limits.get(CPU)))
+        return _milli(self.request(CPU))
 
     @property
     def whole_cpus(self) -> int:
-        """How many CPUs of its own the static CPU manager gives a Guaranteed container.
+        """The number of own CPUs that the static CPU manager gives to a Guaranteed container.
 
         Source: guaranteedCPUs in kubernetes pkg/kubelet/cm/cpumanager/policy_static.go.
 
@@ -156,7 +168,7 @@ def qos_class(pod: Requirements, containers: Iterable[Requirements]) -> QoSClass
     Source: pkg/apis/core/v1/helper/qos/qos.go.
 
     Args:
-        pod: the pod's own `resources`; if they name cpu or memory, the containers' do not count.
+        pod: the pod's own `resources`; if they name cpu or memory, they replace the containers'.
         containers: the `resources` of each container, without ephemeral containers.
 
     Raises:
@@ -173,6 +185,132 @@ def qos_class(pod: Requirements, containers: Iterable[Requirements]) -> QoSClass
         for name in NATIVE
     )
     return QoSClass.GUARANTEED if limited and equal else QoSClass.BURSTABLE
+
+
+@dataclass(frozen=True, slots=True)
+class Unequal:
+    """A native resource whose limit is not its request.
+
+    Attributes:
+        container: the place among the pod's containers; None for the pod's own resources.
+        resource: the resource.
+        request: its request.
+        limit: its limit; None for no limit.
+    """
+
+    container: int | None
+    resource: str
+    request: Quantity
+    limit: Quantity | None
+
+
+@dataclass(frozen=True, slots=True)
+class PodResources:
+    """The `resources` of a pod and of its containers, completed as the API server completes them.
+
+    Source: SetDefaults_Pod in kubernetes pkg/apis/core/v1/defaults.go.
+
+    Attributes:
+        own: those of the pod itself.
+        containers: kind and resources of each container, in their order.
+        overhead: the cpu of the pod's sandbox; None for none.
+    """
+
+    own: Requirements
+    containers: tuple[tuple[ContainerKind, Requirements], ...]
+    overhead: Quantity | None = None
+
+    def level(self, resource: str) -> Quantity | None:
+        """Return the pod's own request for a resource; None without one.
+
+        A pod with a limit alone has the request of its containers, or else its limit, as request.
+
+        Raises:
+            QuantityError: an amount is no quantity.
+        """
+        limit, request = self.own.of(resource)
+        if request is not None or limit is None:
+            return request
+        asked = [
+            (kind, amount)
+            for kind, part in self.containers
+            if kind is not ContainerKind.EPHEMERAL and (amount := part.request(resource))
+        ]
+        if not asked:
+            return limit
+        milli = pod_request_milli((kind, amount.milli) for kind, amount in asked)
+        return Quantity.of_milli(milli, limit.path)
+
+    @property
+    def level_milli(self) -> int | None:
+        """The pod's own cpu request in milli-CPUs; None without one.
+
+        Raises:
+            QuantityError: an amount is no quantity.
+        """
+        level = self.level(CPU)
+        return None if level is None else level.milli
+
+    @property
+    def overhead_milli(self) -> int:
+        """The cpu of the pod's sandbox, in milli-CPUs.
+
+        Raises:
+            QuantityError: it is no quantity.
+        """
+        return _milli(self.overhead)
+
+    @property
+    def request_milli(self) -> int:
+        """The cpu request that the scheduler counts, in milli-CPUs.
+
+        Raises:
+            QuantityError: an amount is no quantity.
+        """
+        requests = [(kind, part.request_milli) for kind, part in self.containers]
+        return pod_request_milli(requests, self.level_milli, self.overhead_milli)
+
+    @property
+    def qos(self) -> QoSClass:
+        """The pod's QoS class.
+
+        Raises:
+            QuantityError: an amount is no quantity.
+        """
+        levels = {name: level for name in NATIVE if (level := self.level(name)) is not None}
+        lasting = (part for kind, part in self.containers if kind is not ContainerKind.EPHEMERAL)
+        return qos_class(Requirements(levels, self.own.limits), lasting)
+
+    def unreadable(self) -> Iterator[QuantityError]:
+        """Yield why native amounts are no quantities, once for each resource of each part."""
+        parts = [self.own, *(part for _, part in self.containers)]
+        yield from (error for part in parts for error in part.unreadable())
+        if self.overhead and (error := self.overhead.error):
+            yield error
+
+    def unequal(self) -> Iterator[Unequal]:
+        """Yield the limits that differ from their requests, except amounts that are no quantities.
+
+        For a resource that the pod itself does not name, the containers decide.
+
+        Raises:
+            QuantityError: an amount is no quantity.
+        """
+        for resource in NATIVE:
+            parts: list[tuple[int | None, Quantity, Quantity | None]]
+            if (level := self.level(resource)) is not None:
+                parts = [(None, level, self.own.limits.get(resource))]
+            else:
+                parts = [
+                    (place, request, part.limits.get(resource))
+                    for place, (kind, part) in enumerate(self.containers)
+                    if kind is not ContainerKind.EPHEMERAL
+                    and (request := part.request(resource)) is not None
+                ]
+            for place, request, limit in parts:
+                known = request.number is not None and (limit is None or limit.number is not None)
+                if known and (limit is None or limit.value != request.value):
+                    yield Unequal(place, resource, request, limit)
 
 
 def pod_limit_milli(
@@ -201,21 +339,9 @@ def pod_limit_milli(
     declared = total is not None or all(limit is not None for _, limit in limits)
     if qos is QoSClass.BEST_EFFORT or not declared:
         return None
-    if total is None:
-        total = _largest_moment((kind, limit or 0) for kind, limit in limits)
-    return total + _milli(overhead)
-
-
-def _largest_moment(limits: Iterable[tuple[ContainerKind, int]]) -> int:
-    together = sidecars = peak = 0
-    for kind, limit in limits:
-        if kind is ContainerKind.INIT:
-            peak = max(peak, sidecars + limit)
-            continue
-        together += limit
-        if kind is ContainerKind.SIDECAR:
-            sidecars += limit
-    return max(together, peak)
+    return pod_request_milli(
+        ((kind, limit or 0) for kind, limit in limits), total, _milli(overhead)
+    )
 
 
 def _milli(amount: Quantity | None) -> int:

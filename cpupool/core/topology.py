@@ -15,6 +15,8 @@ from cpupool.core.cpuset import CPUSet
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from cpupool.core.withheld import Withheld
+
 
 class CoreType(Enum):
     """The kind of a CPU's core on a hybrid machine; STANDARD where all cores are alike."""
@@ -95,8 +97,9 @@ class CPUTopology:
     """One machine. Groups hold only online CPUs, in the order of their lowest CPU.
 
     Attributes:
-        online: CPUs that run.
+        online: CPUs that run, and that containers can have.
         present: CPUs that the machine has, offline ones included.
+        possible: CPUs that the machine can have: a virtual machine gains and loses CPUs as it runs.
         isolated: CPUs taken from the scheduler at boot (`isolcpus=`).
         cores: the SMT sibling groups.
         sockets: the packages.
@@ -107,6 +110,7 @@ class CPUTopology:
         cpus: CPU id → CPUInfo, for online CPUs.
         hybrid: kernel name of a core type (`cpu_core`, `cpu_atom`, ...) → its CPUs.
         offline: CPU id → its last facts, for CPUs that went offline.
+        withheld: why CPUs that run are not in `online`.
     """
 
     online: CPUSet
@@ -121,17 +125,31 @@ class CPUTopology:
     cpus: Mapping[int, CPUInfo]
     hybrid: Mapping[str, CPUSet]
     offline: Mapping[int, OfflineCPU] = field(default_factory=dict)
+    withheld: tuple[Withheld, ...] = ()
+    possible: CPUSet = field(default_factory=CPUSet)
 
     def core_of(self, cpu: int) -> CPUSet:
         """Return the threads of a CPU's core, offline ones included where they are known."""
-        info = self.cpus.get(cpu)
-        threads = self.cores[info.core] if info else CPUSet.of(cpu)
         remembered = (known.core for known in self.offline.values() if cpu in known.core)
-        return CPUSet.union([threads, *remembered])
+        return CPUSet.union([self.running_core_of(cpu), *remembered])
 
     def with_siblings(self, cpus: CPUSet) -> CPUSet:
         """Add every SMT sibling of the given CPUs."""
         return CPUSet.union(self.core_of(cpu) for cpu in cpus)
+
+    def running_core_of(self, cpu: int) -> CPUSet:
+        """Return the online threads of a CPU's core; the CPU alone while it is offline."""
+        info = self.cpus.get(cpu)
+        return self.cores[info.core] if info else CPUSet.of(cpu)
+
+    def with_running_siblings(self, cpus: CPUSet) -> CPUSet:
+        """Add every online SMT sibling of the given CPUs that are online.
+
+        What decides about numbers takes these siblings: a machine with CPUs offline answers as a
+        machine without them, whenever they went offline. The siblings of `with_siblings` are for
+        owners, who keep their cores.
+        """
+        return CPUSet.union(self.running_core_of(cpu) for cpu in cpus)
 
     def node_of(self, cpu: int) -> int | None:
         """Return a CPU's NUMA node, also while the CPU is offline; None where it is not known."""
@@ -141,7 +159,7 @@ class CPUTopology:
     def remembering(self, before: CPUTopology) -> CPUTopology:
         """Return this topology with an earlier reading's facts about CPUs that are offline now.
 
-        The kernel forgets the siblings and the node of an offline CPU, but a pool needs them.
+        The kernel forgets the siblings and the node of an offline CPU, but an owner keeps its core.
         """
         gone = before.present & self.present - self.online
         offline = {
@@ -163,6 +181,7 @@ class CPUTopology:
         return assemble(
             online=online,
             present=self.present,
+            possible=self.possible,
             isolated=self.isolated,
             facts={
                 cpu: CPUFacts(
@@ -224,20 +243,30 @@ def assemble(
     nodes: Mapping[int, CPUSet],
     distances: Mapping[int, tuple[int, ...]],
     hybrid: Mapping[str, CPUSet],
+    possible: CPUSet | None = None,
 ) -> CPUTopology:
-    """Build the topology from the facts of each online CPU, with groups of online CPUs only."""
+    """Build the topology from the facts of each online CPU, with groups of online CPUs only.
+
+    The groups of one kind have no CPU in common, even where the kernel's sets do: the first one
+    has it, in ascending order of CPUs or node ids.
+    """
     cores = _groups(online, ((cpu, facts[cpu].core) for cpu in online))
     sockets = _groups(online, ((cpu, facts[cpu].socket) for cpu in online))
     l3 = _groups(online, ((cpu, facts[cpu].l3) for cpu in online))
     dies = _groups(online, ((cpu, facts[cpu].die) for cpu in online))
     if len(dies.order) <= len(sockets.order):
         dies = _Groups((), {})
-    cut_nodes = {node: cpus & online for node, cpus in sorted(nodes.items())}
+    cut_nodes: dict[int, CPUSet] = {}
+    free = online
+    for node, cpus in sorted(nodes.items()):
+        cut_nodes[node] = cpus & free
+        free -= cpus
     cut_hybrid = {kind: cpus & online for kind, cpus in hybrid.items()}
     node_of = {cpu: node for node, cpus in cut_nodes.items() for cpu in cpus}
     return CPUTopology(
         online=online,
         present=present | online,
+        possible=present | online | (possible or CPUSet()),
         isolated=isolated,
         cores=cores.order,
         sockets=sockets.order,

@@ -24,6 +24,11 @@ def lines(text: str) -> str:
     return text if text.isprintable() else _ODD_IN_LINES.sub(_escaped, text)
 
 
+def shown(text: str) -> str:
+    """Return a name from outside in a form that fits into a line of a message."""
+    return text if 0 < len(text) <= 63 and text.isprintable() else repr(text[:63])
+
+
 def cut(text: str, most_bytes: int) -> str:
     """Return the beginning of a text as one printable line of at most so many bytes of UTF-8."""
     # No character becomes shorter.

@@ -1,4 +1,8 @@
-"""Pods and containers: the facts that their placement on CPUs needs."""
+"""Pods, containers and nodes as values, with the facts that placing pods on CPUs needs.
+
+`kube.views` makes them of the API server's objects, and `manager.sightings` of the container
+runtime's records.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +11,12 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final, NamedTuple, NewType
 
 from cpupool.core.cpuset import CPUSet
+from cpupool.core.orchestration import NodeRules
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from cpupool.core.koordinator import Orchestration
+    from cpupool.core.orchestration import Orchestration
     from cpupool.core.requests import Resource
 
 PodUID = NewType("PodUID", str)
@@ -54,19 +59,29 @@ class ContainerRef(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PodDescription:
-    """What plugins for resources learn of a pod.
+    """The description of a pod for plugins for resources, and whether the pod waits for them.
 
     Attributes:
         labels: its labels.
         annotations: its annotations.
-        of_daemon_set: a DaemonSet made it.
-        unclear: why the annotation with requests does not count; empty if it does.
+        left_out: the agent asks no plugin for it.
+        starts_early: its containers start without answers, which come when plugins list what
+            containers have.
+        awaits_all: its containers never start with an answer missing; otherwise those for cpu and
+            memory can come later, where a plugin refuses or is silent: it shares meanwhile.
+        unclear: why an annotation does not say what it requests, or its class; empty if all do.
     """
 
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
-    of_daemon_set: bool = False
+    left_out: bool = False
+    starts_early: bool = False
+    awaits_all: bool = False
     unclear: str = ""
+
+
+UNDESCRIBED: Final = PodDescription(left_out=True)
+"""The description of a pod that only the runtime has reported, or if the agent asks no plugin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +135,16 @@ class Pod:
         limit_milli: the kubelet's limit for the pod's cgroup; None for no limit.
         node_critical: its priority class is system-node-critical.
         created: when the API server took it, as RFC 3339 in UTC; empty where that is not known.
-        ending: the API server has been asked to delete it.
+        ending: a client has asked the API server to delete it.
         ends_s: when its grace period is over, as Unix time; None where that is not known.
-        orchestration: what Koordinator's labels and annotations say; None where it has none.
-        description: what plugins for resources learn of it; None where no plugin is asked, and
-            where only the container runtime has reported the pod.
+        level_milli: the cpu request of the pod itself, which replaces those of its containers; None
+            without one.
+        overhead_milli: the cpu of its sandbox.
+        unequal: of a pod with such labels or annotations, the first limit that is not its request;
+            empty if there is none.
+        orchestration: the rules for its CPUs in its labels and annotations; None without such.
+        description: what plugins for resources learn of it; `UNDESCRIBED` where no plugin is
+            asked, and where only the container runtime has reported the pod.
         memory_migrates: whether the agent may move the memory of its running containers; None
             where its annotation says neither yes nor no.
     """
@@ -142,8 +162,11 @@ class Pod:
     created: str = ""
     ending: bool = False
     ends_s: float | None = None
+    level_milli: int | None = None
+    overhead_milli: int = 0
+    unequal: str = ""
     orchestration: Orchestration | None = None
-    description: PodDescription | None = None
+    description: PodDescription = UNDESCRIBED
     memory_migrates: bool | None = False
 
     def __post_init__(self) -> None:
@@ -151,10 +174,15 @@ class Pod:
             object.__setattr__(self, "cgroup_uid", self.uid)
 
     @property
+    def request_milli(self) -> int:
+        """Its native cpu request in milli-CPUs, as the scheduler counts it."""
+        requests = ((container.kind, container.request_milli) for container in self.containers)
+        return pod_request_milli(requests, self.level_milli, self.overhead_milli)
+
+    @property
     def whole_cpus(self) -> int:
         """Its native cpu request in CPUs; 0 if that is no whole number."""
-        requests = ((container.kind, container.request_milli) for container in self.containers)
-        whole, rest = divmod(pod_request_milli(requests), 1000)
+        whole, rest = divmod(self.request_milli, 1000)
         return 0 if rest else whole
 
     @property
@@ -163,11 +191,24 @@ class Pod:
         return self.node_critical or self.cgroup_uid != self.uid
 
 
-def pod_request_milli(requests: Iterable[tuple[ContainerKind, int]]) -> int:
-    """Return the milli-CPUs that a pod requests, from those of its containers in their order.
+def pod_request_milli(
+    requests: Iterable[tuple[ContainerKind, int]],
+    level_milli: int | None = None,
+    overhead_milli: int = 0,
+) -> int:
+    """Return the milli-CPUs that the scheduler counts for a pod.
 
-    An init container that ends uses the CPUs before the others do (PodRequests in
-    k8s.io/component-helpers, resource).
+    An init container that ends uses the CPUs of containers that start later, a sidecar does not. An
+    ephemeral container has no request. The status of a pod that is resized has no part in it:
+    schedulers that assign CPUs read the spec alone.
+
+    Source: PodRequests in k8s.io/component-helpers, resource/helpers.go, without options.
+
+    Args:
+        requests: kind and request of each container, in their order; of any one resource.
+        level_milli: the request of the pod itself, which replaces those of its containers
+            (KEP-2837); None without one.
+        overhead_milli: the cpu of the pod's sandbox, beside its containers (KEP-688).
     """
     lasting = most = 0
     for kind, milli in requests:
@@ -175,16 +216,17 @@ def pod_request_milli(requests: Iterable[tuple[ContainerKind, int]]) -> int:
             most = max(most, lasting + milli)
         elif kind is not ContainerKind.EPHEMERAL:
             lasting += milli
-    return max(lasting, most)
+    total = max(lasting, most) if level_milli is None else level_milli
+    return total + overhead_milli
 
 
 @dataclass(frozen=True, slots=True)
 class NodeAmount:
-    """How much of an extended resource a node's status names.
+    """The amounts of an extended resource in a node's status.
 
     Attributes:
         capacity: all of it; None for no entry, or for one that is no whole number.
-        allocatable: what pods can have; None as for `capacity`.
+        allocatable: the part that pods can have; None as above.
         ours: whether cpupool has set one of them.
     """
 
@@ -200,13 +242,13 @@ class Node:
     Attributes:
         uid: as in the API.
         labels: its labels.
-        annotations: those that cpupool reads.
+        rules: the rules for its CPUs in its labels and annotations.
         resources: the extended resources in its status.
     """
 
     uid: str
     labels: Mapping[str, str]
-    annotations: Mapping[str, str] = field(default_factory=dict)
+    rules: NodeRules = field(default_factory=NodeRules)
     resources: Mapping[str, NodeAmount] = field(default_factory=dict)
 
 

@@ -14,8 +14,9 @@ from cpupool.telemetry import log as logs
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from cpupool.core.cgroups import CgroupNode
     from cpupool.core.cpuset import CPUSet
-    from cpupool.manager.ports import CgroupAccess, CgroupNode
+    from cpupool.enforce.ports import CgroupAccess
 
 log = logs.get(__name__)
 

@@ -11,8 +11,8 @@ from cpupool.core.workloads import ContainerID
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from cpupool.core.cgroups import FoundContainer
     from cpupool.manager.facts import ContainerKey
-    from cpupool.manager.ports import FoundContainer
     from cpupool.manager.resolve import Resolution
 
 

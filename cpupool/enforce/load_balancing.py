@@ -16,9 +16,9 @@ from cpupool.core.assignments import Placement
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import HostError
 from cpupool.core.workloads import ContainerID
-from cpupool.enforce.drift import Reason
+from cpupool.enforce.foreign_writers import Reason
 from cpupool.enforce.notices import Notice
-from cpupool.manager.ports import ISOLATED, Partition
+from cpupool.enforce.ports import ISOLATED, Partition
 from cpupool.telemetry import log as logs
 from cpupool.telemetry.failures import Failures
 
@@ -27,10 +27,11 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
     from cpupool.core.assignments import CPUAssignment
+    from cpupool.core.cgroups import FoundContainer
     from cpupool.enforce.notices import NoticeKey
+    from cpupool.enforce.ports import PartitionTree
     from cpupool.enforce.repair import Target
     from cpupool.manager.facts import ContainerKey
-    from cpupool.manager.ports import FoundContainer, PartitionTree
     from cpupool.manager.resolve import PlacedContainer, Resolution
 
 log = logs.get(__name__)

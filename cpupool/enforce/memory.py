@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from cpupool.core.workloads import ContainerID
 from cpupool.enforce import apply
-from cpupool.enforce.drift import Reason
+from cpupool.enforce.foreign_writers import Reason, reason
 from cpupool.enforce.notices import Notice
+from cpupool.enforce.ports import CgroupAccess
 from cpupool.enforce.repair import Postponed
-from cpupool.manager.ports import CgroupAccess
 from cpupool.telemetry import log as logs
 
 if TYPE_CHECKING:
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
     from cpupool.core.assignments import MemoryNodes
+    from cpupool.core.cgroups import FoundContainer
     from cpupool.core.cpuset import CPUSet
     from cpupool.enforce.notices import NoticeKey
     from cpupool.enforce.repair import Target
     from cpupool.manager.facts import ContainerKey
-    from cpupool.manager.ports import FoundContainer
     from cpupool.manager.resolve import PlacedContainer, Resolution
     from cpupool.telemetry.metrics import Metrics
 
@@ -160,20 +160,18 @@ class MemoryGoal:
             raise Postponed(key)
         self._carry_out(partial(self._write, key, want))
         took_s = self._now_s() - started_s
-        reason = Reason.NEW if self._wishes[key].new else Reason.MOVED
-        if was_right:
-            reason = Reason.UNKNOWN
+        found = reason(new=self._wishes[key].new and not was_right, was_right=was_right)
         self._settle(key, want)
-        self._metrics.memory_written(reason.value, took_s)
+        self._metrics.memory_written(found.value, took_s)
         log.info(
             "memory nodes set",
             cgroup=key,
             found=has,
             nodes=want.nodes,
-            by=reason.value,
+            by=found.value,
             ms=f"{took_s * 1000:.1f}",
         )
-        return reason
+        return found
 
     def stays(self, _key: str, _changed: AbstractSet[str], /) -> bool:
         """Return False: some files of a target have no watch."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from cpupool.core.assignments import Placement
+from cpupool.core.cgroups import POD_ITSELF, Writer
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import (
     CgroupNotFound,
@@ -22,24 +23,23 @@ from cpupool.core.errors import (
     RuntimeUnreachable,
 )
 from cpupool.core.workloads import ContainerID
-from cpupool.enforce import apply, drift, moves, notices
-from cpupool.enforce.drift import Reason
+from cpupool.enforce import apply, foreign_writers, moves, notices
+from cpupool.enforce.foreign_writers import Reason
 from cpupool.enforce.moves import Move
 from cpupool.enforce.patience import Haste
 from cpupool.enforce.repair import PAUSE_S, Target
-from cpupool.manager.ports import POD_ITSELF, Writer
 from cpupool.telemetry import log as logs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from cpupool.core.assignments import CPUAssignment
+    from cpupool.core.cgroups import FoundContainer
     from cpupool.enforce.notices import Notice, NoticeKey
-    from cpupool.enforce.writers import Writers
+    from cpupool.enforce.ports import CgroupTree
+    from cpupool.enforce.writer_choice import Writers
     from cpupool.manager.facts import ContainerKey
-    from cpupool.manager.manager import Manager
-    from cpupool.manager.ports import CgroupTree, FoundContainer
-    from cpupool.manager.resolve import Resolution, Snapshot
+    from cpupool.manager.resolve import Reader, Resolution, Snapshot
     from cpupool.telemetry.metrics import Metrics
 
 log = logs.get(__name__)
@@ -76,35 +76,51 @@ class Repair:
     overwritten: frozenset[str] = frozenset()
 
 
+@dataclass(frozen=True, slots=True)
+class _FirstSight:
+    """How a container directory was found first.
+
+    Attributes:
+        key: the ids in its path.
+        at_s: when that was.
+        cpus: the CPUs that it ran on.
+        new: it has appeared since the first sweep.
+        nri_waits: for which pod the connection to NRI waited; empty for none.
+    """
+
+    key: ContainerKey
+    at_s: float
+    cpus: str
+    new: bool
+    nri_waits: str
+
+
 @dataclass(slots=True)
 class _Seen:
     """The memory of one container directory while it is there.
 
     Attributes:
-        key: the ids in its path.
-        since_s: when it was seen first.
-        created: the CPUs that it ran on then.
-        new: it has appeared since the first sweep.
+        first: how it was found.
         measured: whether the time until it ran on its final CPUs has been counted.
         target: how far the repair of its CPUs is.
         occupied: the CPUs of its own that it waits for, since other pods run there.
         nested: the CPUs to which the cgroups in it have followed it last; empty for none.
         owned: the CPUs that were its pod's alone when it was on its CPUs, or moved, last.
         silent_s: when the runtime did not answer for it last; minus infinity for never.
-        nri_waits: for which pod the connection to NRI waited when it appeared; empty for none.
     """
 
-    key: ContainerKey
-    since_s: float
-    created: str
-    new: bool
+    first: _FirstSight
     measured: bool
     target: Target[str] = field(default_factory=Target)
     occupied: CPUSet = field(default_factory=CPUSet)
     nested: str = ""
     owned: CPUSet = field(default_factory=CPUSet)
     silent_s: float = -math.inf
-    nri_waits: str = ""
+
+    @property
+    def key(self) -> ContainerKey:
+        """The ids in its path."""
+        return self.first.key
 
     def bring_nested(self, tree: CgroupTree, path: str, cpus: str) -> None:
         """Bring along what a write of the container alone, by its runtime, has left behind."""
@@ -121,13 +137,18 @@ class _Seen:
         A program that writes the CPUs of an exclusive container, or of one with other kept values,
         may have written a file without a watch, too.
         """
-        kept = wants.exclusive or wants.offline or wants.limit or wants.memory or wants.properties
         # A runtime that has moved the container alone has left nested cgroups behind.
-        if kept or not wants.cpus or self.nested not in {"", str(wants.cpus)}:
-            return False
-        with suppress(CPUPoolError):
-            return tree.effective(path) == wants.cpus
+        return self.nested in {"", str(wants.cpus)} and _is_right(tree, path, wants)
+
+
+def _is_right(tree: CgroupTree, path: str, wants: CPUAssignment) -> bool:
+    """Return whether a container is where it belongs, and nothing else is kept of it."""
+    kept = wants.exclusive or wants.offline or wants.limit or wants.memory or wants.properties
+    if kept or not wants.cpus:
         return False
+    with suppress(CPUPoolError):
+        return tree.effective(path) == wants.cpus
+    return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +197,7 @@ class Mover:
 
     def __init__(
         self,
-        manager: Manager,
+        manager: Reader,
         tree: CgroupTree,
         writers: Writers,
         metrics: Metrics,
@@ -278,9 +299,16 @@ class Mover:
             self._tree, path, self._manager.snapshot().assignment(seen.key)
         )
 
+    def starts_right(self, path: str, key: ContainerKey) -> bool:
+        """Return whether a container that the runtime has just started has all that it must have.
+
+        Any thread may call it; no sweep has seen the container yet.
+        """
+        return _is_right(self._tree, path, self._manager.snapshot().assignment(key))
+
     def shared_pools(self, key: ContainerKey) -> frozenset[str]:
         """Return the shared pools of a container, each as it stands in the pool file."""
-        pools = self._manager.pools()
+        pools = self._manager.snapshot().facts.pools
         resources = self.current().assignment(key).resources
         shared = (resource for resource in resources if not resource.kind.exclusive)
         behind = (pools.behind(resource) for resource in shared)
@@ -295,8 +323,8 @@ class Mover:
                 gathered.update(notices.about_fight(resolution, seen.key, culprit))
             if seen.occupied:
                 gathered.update(notices.about_occupied(resolution, seen.key, seen.occupied))
-            if seen.nri_waits:
-                gathered.update(notices.about_unasked(resolution, seen.key, seen.nri_waits))
+            if seen.first.nri_waits:
+                gathered.update(notices.about_unasked(resolution, seen.key, seen.first.nri_waits))
             if seen.key[1] == POD_ITSELF:
                 gathered.update(notices.about_moved(resolution, seen.key))
         return gathered
@@ -309,7 +337,7 @@ class Mover:
         if seen is None:
             now_s = self._now_s()
             waits = self._writers.nri_waits() if new else ""
-            seen = _Seen(key, now_s, container.cpus, new=new, measured=not new, nri_waits=waits)
+            seen = _Seen(_FirstSight(key, now_s, container.cpus, new, waits), measured=not new)
             self._seen[container.path] = seen
             self._look_at(now_s + _SECOND_LOOK_S)
         text = self.wanted(key, resolution)
@@ -363,7 +391,7 @@ class Mover:
         seen.occupied = move.gains - goal
         if goal != move.has:
             reason = self._reason(move.path, seen)
-            by = self._unasked(seen) or self._writers.of(move.container, new=seen.new)
+            by = self._unasked(seen) or self._writers.of(move.container, new=seen.first.new)
             yield _Step(wrong, goal, reason, by)
         elif seen.occupied:
             _tell_stuck(wrong.found, seen, f"other pods still run on its CPUs {seen.occupied}")
@@ -392,7 +420,7 @@ class Mover:
         if step.goal == move.wants:
             self._arrived(seen)
         # The writer is unknown where a container is older than the agent.
-        foreign = reason.foreign or (reason is Reason.NEW and not seen.new)
+        foreign = reason.foreign or (reason is Reason.NEW and not seen.first.new)
         overwritten = self.shared_pools(seen.key) if foreign else frozenset[str]()
         return Repair(move.path, step.wrong.found.cpus, move.wants, overwritten=overwritten)
 
@@ -421,24 +449,19 @@ class Mover:
     def _unasked(self, seen: _Seen) -> Writer | None:
         """Return the writer of a container; None where only the runtime knows it."""
         identifier = seen.key[1]
-        if identifier == POD_ITSELF:
-            return Writer.CGROUP
         sighted = self._manager.snapshot().facts.sighted.get(identifier)
-        if sighted is not None and not sighted.name:
-            # No runtime changes a sandbox.
-            return Writer.CGROUP
-        return self._writers.unasked(identifier, new=seen.new, recognised=sighted is not None)
+        return self._writers.unasked(identifier, new=seen.first.new, known=sighted)
 
     def _reason(self, path: str, seen: _Seen) -> Reason:
-        if seen.target.right is None:
-            return Reason.NEW
-        if not seen.target.was_right:
-            return Reason.MOVED
+        new = seen.target.right is None
+        reason = foreign_writers.reason(new=new, was_right=seen.target.was_right)
+        if not reason.foreign:
+            return reason
         _, node = self._tree.read(path)
-        return drift.foreign_writer(
+        return foreign_writers.foreign_writer(
             path,
             node.cpus,
-            created=seen.created,
+            created=seen.first.cpus,
             online=self._manager.snapshot().facts.topology.online,
             static_kubelet=self.kubelet_places,
         )
@@ -451,7 +474,7 @@ class Mover:
         placed = self.current().containers.get(seen.key)
         if placed is not None and placed.assignment.placement is not Placement.CONFINED:
             seen.measured = True
-            self._metrics.placed(self._now_s() - seen.since_s)
+            self._metrics.placed(self._now_s() - seen.first.at_s)
 
     def _look_at(self, due_s: float) -> None:
         self.due_s = min(self.due_s, due_s)

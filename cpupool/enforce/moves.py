@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
+from cpupool.core.cgroups import POD_ITSELF, Writer
 from cpupool.core.cpuset import CPUSet
-from cpupool.manager.ports import POD_ITSELF, Writer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -6,30 +6,39 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from cpupool.core import withheld
 from cpupool.core.assignments import Cause, Placement
+from cpupool.core.cgroups import POD_ITSELF
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.errors import PlacementError
+from cpupool.core.grants import PodOwner
 from cpupool.core.names import STATIC_POD_MIRROR
 from cpupool.core.pools import MILLI_PER_CPU
 from cpupool.core.requests import ResourceKind
 from cpupool.core.workloads import ContainerID
-from cpupool.manager import static_pods
+from cpupool.manager import mirror_pods
+from cpupool.manager.by_plugins import RequestRefused, RequestUnclear
+from cpupool.policies.built_in import kind
 from cpupool.telemetry import log as logs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from cpupool.core.cpuset import CPUSet
+    from cpupool.core.events import EventSink
+    from cpupool.core.topology import CPUTopology
     from cpupool.core.workloads import Pod
-    from cpupool.enforce.drift import Reason
+    from cpupool.enforce.foreign_writers import Reason
     from cpupool.manager.facts import ContainerKey, NodeFacts
-    from cpupool.manager.ports import EventSink
     from cpupool.manager.resolve import PlacedContainer, Resolution
-    from cpupool.policies.base import Refusal
+    from cpupool.policies.base import CPUManagerPolicy
+    from cpupool.policies.view import Refusal
 
 log = logs.get(__name__)
 
 _PASSES_S: Final = 2.0
 """A state that may pass is worth no Event before."""
 
+_UNREADABLE: Final = "CPUAnnotationUnreadable"
 _CONFINED: Final = {
     Cause.NO_POOL: (
         "CPUPoolMissing",
@@ -52,13 +61,10 @@ _CONFINED: Final = {
         "remove the other device plugin from the node, then create the pod again",
     ),
     Cause.OFFLINE: ("CPUOffline", "bring the pool's CPUs online, or create the pod again"),
-    Cause.MISFIT: (
-        "",
-        "request another number of CPUs in a new pod, or free CPUs of this node's default pool",
-    ),
-    Cause.ANNOTATION: ("CPUAnnotationUnreadable", "delete the pod, so that it is scheduled again"),
+    Cause.MISFIT: ("", PlacementError.remedy),
+    Cause.ANNOTATION: (_UNREADABLE, "delete the pod, so that it is scheduled again"),
 }
-"""Cause → the Event's reason, and what to do. The reason of a misfit is the kubelet's."""
+"""Cause → the Event's reason, and what to do. A misfit's are those of its refusal."""
 RELEASED: Final = "CPUContainerReleased"
 OCCUPIED: Final = "CPUOccupied"
 OCCUPIED_REMEDY: Final = (
@@ -99,17 +105,42 @@ def remedy(cause: Cause) -> str:
     return _CONFINED[cause][1]
 
 
+def _may_pass(topology: CPUTopology) -> bool:
+    """Return whether a CPU may be back in a moment: it is online before cgroups have it."""
+    return bool(topology.withheld)
+
+
+def _back(resolution: Resolution, placed: PlacedContainer) -> str:
+    """Return what to do about a container whose CPUs are gone."""
+    view, uid = resolution.view, placed.pod.cgroup_uid
+    own = (grant.cpus for grant in resolution.grants.of(PodOwner(uid)).values())
+    pools = (view.pools.behind(resource) for resource in placed.container.requests)
+    cpus = CPUSet.union((*own, *(pool.cpus for pool in pools if pool))) - view.topology.online
+    parts = view.topology.withheld
+    if cpus.isdisjoint(withheld.all_of(parts)):
+        return remedy(Cause.OFFLINE)
+    return f"{withheld.remedy(cpus, parts)}, or create the pod again"
+
+
 def about_placement(resolution: Resolution) -> Iterator[tuple[NoticeKey, Notice]]:
     """Yield a notice for each container that does not have what it asked for."""
     for key, placed in resolution.containers.items():
         refusal = resolution.view.refused.get(placed.pod.cgroup_uid)
-        for notice in (*_of(placed, refusal), *_about_pools_alone(resolution, placed)):
+        for notice in (
+            *_of(resolution, placed, refusal),
+            *_about_pools_alone(resolution, placed),
+        ):
             yield (key, notice.event), notice
+    policy = kind(resolution.view.pools.cpu_manager)
+    for pod in {uid: resolution.pods[uid] for uid, _ in resolution.containers}.values():
+        refusal = resolution.view.refused.get(pod.cgroup_uid)
+        for notice in (*_about_request(pod, refusal), *_about_class(pod, policy)):
+            yield ((pod.cgroup_uid, POD_ITSELF), notice.event), notice
 
 
 def about_mirrors(facts: NodeFacts) -> Iterator[tuple[NoticeKey, Notice]]:
     """Yield a notice for each pod that claims to mirror a static pod and does not."""
-    for pod in static_pods.forged(facts.pods or (), facts.static):
+    for pod in mirror_pods.forged(facts.pods or (), facts.static):
         known = facts.static.get(pod.cgroup_uid)
         owner = f"pod {'/'.join(known.name)}" if known else "no pod that the kubelet has named"
         notice = Notice(
@@ -194,15 +225,21 @@ def about_moved(resolution: Resolution, key: ContainerKey) -> Iterator[tuple[Not
         yield (key, notice.event), notice
 
 
-def _of(placed: PlacedContainer, refusal: Refusal | None) -> Iterator[Notice]:
+def _of(
+    resolution: Resolution, placed: PlacedContainer, refusal: Refusal | None
+) -> Iterator[Notice]:
     pod, name, assignment = placed.pod, placed.container.name, placed.assignment
+    topology = resolution.view.topology
     if assignment.cause in _CONFINED:
         event, what_to_do = _CONFINED[assignment.cause]
+        if assignment.cause is Cause.OFFLINE:
+            what_to_do = _back(resolution, placed)
         # NRI holds the container, so it is here for a moment only.
         held = refusal is not None and refusal.holds
-        lasts_s = _PASSES_S if held or assignment.cause.may_pass else 0.0
+        gone = assignment.cause is Cause.OFFLINE and _may_pass(topology)
+        lasts_s = _PASSES_S if held or gone or assignment.cause.may_pass else 0.0
         if refusal and assignment.cause is Cause.MISFIT:
-            event = refusal.error.reason
+            event, what_to_do = refusal.error.reason, refusal.error.remedy
         confined = assignment.placement is Placement.CONFINED
         phrase = f"container {'confined to the default pool' if confined else 'waits for CPUs'}"
         yield Notice(event, phrase, pod, name, assignment.reason, what_to_do, lasts_s)
@@ -221,8 +258,9 @@ def _of(placed: PlacedContainer, refusal: Refusal | None) -> Iterator[Notice]:
             "container lost CPUs",
             pod,
             name,
-            f"its CPUs {assignment.offline} are offline",
-            "bring them online, or create the pod again",
+            f"its {withheld.why(assignment.offline, topology.withheld)}",
+            f"{withheld.remedy(assignment.offline, topology.withheld)}, or create the pod again",
+            _PASSES_S if _may_pass(topology) else 0.0,
         )
     if assignment.stale:
         yield Notice(
@@ -260,6 +298,52 @@ def _about_pools_alone(resolution: Resolution, placed: PlacedContainer) -> Itera
             f"it requests {' and '.join(pools)}, so that the CPU manager policy {manager.policy}"
             f" gives it none for its cpu request of {container.whole_cpus}",
             "request either pools or whole CPUs in a container",
+        )
+
+
+def _about_request(pod: Pod, refusal: Refusal | None) -> Iterator[Notice]:
+    """Yield why a pod runs without what it requests: it is unclear, or a plugin has refused it."""
+    if refusal and isinstance(refusal.error, RequestUnclear):
+        yield Notice(
+            refusal.error.reason,
+            "pod does not say what it requests",
+            pod,
+            "",
+            refusal.error.why,
+            refusal.error.remedy,
+            _PASSES_S,
+        )
+    elif refusal and isinstance(refusal.error, RequestRefused):
+        yield Notice(
+            refusal.error.reason,
+            "container runs without an answer of its plugin",
+            pod,
+            refusal.error.container,
+            refusal.error.why,
+            "it shares CPUs meanwhile; the plugin's log has more",
+            _PASSES_S,
+        )
+
+
+def _about_class(pod: Pod, policy: type[CPUManagerPolicy]) -> Iterator[Notice]:
+    """Yield what of a pod's labels, annotations and requests does not go with its class."""
+    if policy.reads_classes and pod.orchestration and pod.orchestration.ignored:
+        yield Notice(
+            _UNREADABLE,
+            "labels or annotations do not count",
+            pod,
+            "",
+            f"it counts for nothing that {'; and that '.join(pod.orchestration.ignored)}",
+            "correct it in a new pod",
+        )
+    if why := policy.irregular(pod):
+        yield Notice(
+            "CPUClassIrregular",
+            "pod breaks a rule of its class",
+            pod,
+            "",
+            why,
+            "correct it in a new pod; the admission policies, or the webhook, refuse such pods",
         )
 
 

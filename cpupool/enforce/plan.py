@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from cpupool.core.cgroups import CgroupNode
     from cpupool.core.cpuset import CPUSet
-    from cpupool.manager.ports import CgroupNode
 
 
 @dataclass(frozen=True, slots=True)

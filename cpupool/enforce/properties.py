@@ -16,7 +16,7 @@ from cpupool.core.errors import CgroupWriteRejected, MemoryInUse
 from cpupool.core.properties import UNLIMITED
 from cpupool.core.workloads import ContainerID
 from cpupool.enforce import repair
-from cpupool.enforce.drift import Reason
+from cpupool.enforce.foreign_writers import Reason, reason
 from cpupool.enforce.notices import Notice
 from cpupool.telemetry import log as logs
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
     from cpupool.core.assignments import CPUAssignment
+    from cpupool.core.cgroups import FoundContainer
     from cpupool.core.properties import Properties
     from cpupool.enforce.notices import NoticeKey
     from cpupool.enforce.repair import Target
-    from cpupool.enforce.writers import Writers
+    from cpupool.enforce.writer_choice import Writers
     from cpupool.manager.facts import ContainerKey
-    from cpupool.manager.ports import FoundContainer
     from cpupool.manager.resolve import PlacedContainer, Resolution
     from cpupool.telemetry.metrics import Metrics
 
@@ -140,15 +140,13 @@ class PropertiesGoal:
         in_use = self._in_use(key, wrong)
         if in_use is not None:
             wrong = replace(wrong, memory_bytes=None, swap_bytes=None)
-        reason = None
+        found = None
         if wrong:
-            reason = Reason.UNKNOWN if was_right else Reason.MOVED
-            if now_s - since_s < _NEW_S:
-                reason = Reason.NEW
-            self._write(key, wrong, has, reason)
+            found = reason(new=now_s - since_s < _NEW_S, was_right=was_right)
+            self._write(key, wrong, has, found)
         if in_use is not None:
             raise in_use
-        return reason
+        return found
 
     def stays(self, _key: str, _changed: AbstractSet[str], /) -> bool:
         """Return False: some files of a target have no watch."""

@@ -11,26 +11,27 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from cpupool.core.cgroups import POD_ITSELF, Writer
 from cpupool.core.errors import CgroupWriteRejected, CPUPoolError
 from cpupool.core.quota import Bandwidth, settle_pod
 from cpupool.core.requests import ResourceKind
 from cpupool.core.workloads import ContainerID
 from cpupool.enforce import repair
-from cpupool.enforce.drift import Reason
+from cpupool.enforce.foreign_writers import Reason, reason
 from cpupool.enforce.notices import Notice
-from cpupool.manager.ports import POD_ITSELF, Writer
 from cpupool.telemetry import log as logs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
+    from cpupool.core.cgroups import FoundContainer
     from cpupool.core.quota import Limit
     from cpupool.core.workloads import Pod
     from cpupool.enforce.notices import NoticeKey
+    from cpupool.enforce.ports import BandwidthTree
     from cpupool.enforce.repair import Target
-    from cpupool.enforce.writers import Writers
-    from cpupool.manager.ports import BandwidthTree, FoundContainer
+    from cpupool.enforce.writer_choice import Writers
     from cpupool.manager.resolve import Resolution
     from cpupool.telemetry.metrics import Metrics
 
@@ -156,20 +157,19 @@ class QuotaGoal:
         has = self._read(want, memory, now_s)
         if was_right and memory.had == has:
             return None
-        # A difference of what was right is a foreign write.
-        cause = Reason.UNKNOWN if was_right else Reason.MOVED
         steps = self._steps(want, memory, has)
         try:
-            reason = self._carry_out(steps, memory, cause, now_s)
+            found = self._carry_out(steps, memory, now_s, was_right=was_right)
         except CPUPoolError:
             # The kubelet may have written meanwhile: then other steps are right.
             has = self._read(want, memory, now_s)
             others = self._steps(want, memory, has)
             if set(others) <= set(steps):
                 raise
-            steps, reason = others, self._carry_out(others, memory, cause, now_s)
+            steps = others
+            found = self._carry_out(others, memory, now_s, was_right=was_right)
         memory.had = {**has, **{step.path: step.wants for step in steps}}
-        return reason
+        return found
 
     def stays(self, key: str, changed: AbstractSet[str], /) -> bool:
         """Return whether nothing has changed in the cgroups of a pod, which are watched."""
@@ -228,7 +228,7 @@ class QuotaGoal:
         return plan(CgroupQuota(pod_path, pod, wants), containers)
 
     def _carry_out(
-        self, steps: Sequence[CgroupQuota], memory: _Memory, cause: Reason, now_s: float
+        self, steps: Sequence[CgroupQuota], memory: _Memory, now_s: float, *, was_right: bool
     ) -> Reason | None:
         """Write all that can be written, and return why it differed, a foreign write first.
 
@@ -236,7 +236,7 @@ class QuotaGoal:
             CPUPoolError: the first write that failed.
         """
         reasons = {
-            step.path: Reason.NEW if now_s - memory.since_s[step.path] < _NEW_S else cause
+            step.path: reason(new=now_s - memory.since_s[step.path] < _NEW_S, was_right=was_right)
             for step in steps
         }
         failed: list[CPUPoolError] = []
@@ -252,21 +252,21 @@ class QuotaGoal:
             if has not in (None, step.wants):
                 why = f"it has {has}; find the program that writes this cgroup too"
                 raise CgroupWriteRejected(step.path, str(step.wants), 0, why)
-        return max(reasons.values(), key=lambda reason: reason.foreign, default=None)
+        return max(reasons.values(), key=lambda found: found.foreign, default=None)
 
-    def _write(self, step: CgroupQuota, reason: Reason) -> None:
+    def _write(self, step: CgroupQuota, found: Reason) -> None:
         writer = Writer.CGROUP
         if step.container == POD_ITSELF:
             self._tree.limit(step.path, step.wants)
         else:
             writer = self._writers.limit(self._tree, step.path, step.container, step.wants)
-        self._metrics.quota_repaired(reason.value)
+        self._metrics.quota_repaired(found.value)
         log.info(
             "quota repaired",
             cgroup=step.path,
             found=step.has,
             quota=step.wants,
-            by=reason.value,
+            by=found.value,
             way=writer.value,
         )
 

@@ -1,9 +1,9 @@
 """The repair machine: wanted, tried, right, overwritten, refused, and when to try again.
 
 It serves everything that is kept: the CPUs of containers, quotas, partitions, memory nodes. Each
-kept thing is a `Goal` in one file, which `_goals` of `app.py` lists, and `Keeper` runs it. Memory
-nodes have a keeper in a thread of its own (`roles/memory_keeper.py`). Only the CPUs have a loop of
-their own (`mover.py`): the order between containers matters there.
+kept thing is a `Goal` in one file, which `_goals` of `agent/app.py` lists, and `Keeper` runs it.
+Memory nodes have a keeper in a thread of its own (`agent/memory_keeper.py`). Only the CPUs have a
+loop of their own (`mover.py`): the order between containers matters there.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
-    from cpupool.enforce.drift import Reason
+    from cpupool.core.cgroups import FoundContainer
+    from cpupool.enforce.foreign_writers import Reason
     from cpupool.enforce.notices import Notice, NoticeKey
-    from cpupool.manager.ports import FoundContainer
     from cpupool.manager.resolve import Resolution
 
 log = logs.get(__name__)

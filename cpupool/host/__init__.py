@@ -1,1 +1,1 @@
-"""This machine: sysfs, cgroups, files and processes, under an injectable root."""
+"""This machine: sysfs, cgroups, processes, files and records, under an injectable root."""

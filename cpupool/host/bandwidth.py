@@ -42,7 +42,7 @@ def v1_hierarchy(cgroup: Path) -> Path:
 
 
 class CFSBandwidth:
-    """The CPU time of this node's cgroups; satisfies `manager.ports.BandwidthTree`.
+    """The CPU time of this node's cgroups; satisfies `enforce.ports.BandwidthTree`.
 
     Where no hierarchy has the cpu controller there is nothing to limit.
 

@@ -1,4 +1,4 @@
-"""What plugins set of containers, in the files of cgroups, version 1 or 2: read and write.
+"""The properties that plugins set of containers: reads and writes their files in cgroups.
 
 Paths are those of the cpuset hierarchy; version 1 has other hierarchies for CPU time and memory.
 The rules are the kernel's: Documentation/admin-guide/cgroup-v2.rst, sections "CPU", "Memory" and
@@ -70,7 +70,7 @@ class CgroupProperties:
         }
 
     def properties(self, path: str, wanted: Properties) -> Properties:
-        """Read what a cgroup has of the properties that it must have.
+        """Read the values of a cgroup for the properties that it must have.
 
         Returns:
             The wanted value itself where the cgroup has it as the kernel or the runtime rounds it,

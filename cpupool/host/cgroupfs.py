@@ -14,11 +14,11 @@ from enum import Enum
 from itertools import dropwhile
 from typing import TYPE_CHECKING, ClassVar, Final
 
+from cpupool.core.cgroups import POD_ITSELF, CgroupNode, FoundContainer
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.errors import CgroupNotFound, HostFileError
+from cpupool.core.errors import CgroupNotFound, CgroupWriteRejected, HostFileError
 from cpupool.host import cgroup_names
 from cpupool.host.cgroup_files import CgroupFiles, above, levels, pods_below
-from cpupool.manager.ports import POD_ITSELF, CgroupNode, FoundContainer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,7 +39,7 @@ _NO_PROCESSES: Final = "this cgroup must not hold processes of its own to pass t
 
 
 class CgroupVersion(Enum):
-    """Which of the kernel's two cgroup interfaces has the cpuset controller."""
+    """The one of the kernel's two cgroup interfaces that has the cpuset controller."""
 
     V1 = 1
     V2 = 2
@@ -68,7 +68,7 @@ def hierarchy(cgroup: Path) -> tuple[Path, CgroupVersion]:
 
 
 class _Lost(Enum):
-    """What a container has lost since it had a set."""
+    """The loss of a container since it had a set."""
 
     NOTHING = "nothing"
     CPUS = "CPUs"
@@ -78,9 +78,9 @@ class _Lost(Enum):
 
 
 class CgroupFS:
-    """The cgroup tree of this node's containers; satisfies `manager.ports.CgroupTree`.
+    """The cgroup tree of this node's containers; satisfies `enforce.ports.CgroupTree`.
 
-    Any thread may call it: what one has seen of a container counts for all.
+    Any thread may call it; all threads share what one has seen of a container.
 
     Args:
         cgroup: the folder that stands for `/sys/fs/cgroup`.
@@ -114,6 +114,10 @@ class CgroupFS:
         """Return the path of a directory as the other methods take it."""
         return str(directory.relative_to(self._base))
 
+    def directory(self, path: str) -> Path:
+        """Return the directory of a path as the other methods take it."""
+        return self._base / path
+
     def containers(
         self, known: Mapping[str, Sequence[FoundContainer]] | None = None
     ) -> Iterator[FoundContainer]:
@@ -128,7 +132,7 @@ class CgroupFS:
         cannot show this: it leaves out processes of other PID namespaces.
 
         Args:
-            known: the directory of a pod → what is in it, which is not read again.
+            known: the directory of a pod → its content, which this method does not read again.
 
         Raises:
             HostFileError: a directory or file is there and cannot be read.
@@ -178,12 +182,16 @@ class CgroupFS:
 
         Raises:
             CgroupNotFound: it has ended.
-            CgroupWriteRejected: the kernel refuses the value.
+            CgroupWriteRejected: the kernel refuses the value, or the cgroup is kubepods on version
+                2: only the admin limits that one.
             HostFileError: a file that it needs cannot be read.
             ValueError: `cpus` is empty, which means "no CPU" or "all of the parent's CPUs".
         """
         if not cpus:
             raise ValueError(f"{path}: an empty set is never written")
+        if self._version is CgroupVersion.V2 and path in self._kubepods:
+            why = f"{self._list}: only its admin widens it; add these CPUs there"
+            raise CgroupWriteRejected(path, str(cpus), errno.EPERM, why)
         if self._version is CgroupVersion.V1:
             self._provide_memory(path)
         else:

@@ -1,9 +1,9 @@
 """The record of the CPUs that the CPU manager policy chose: a file that outlives the agent.
 
 The agent writes a choice before a container gets its CPUs. After a restart it reads the file, and
-believes an entry only as far as the node's other facts allow it (`manager.recovering.recover`). The
-file is for one boot: no container survives a reboot. So the disk need not have it at once, and an
-answer to the container runtime does not wait for the disk. A file that cannot be used is kept under
+believes an entry only as far as the node's other facts allow it (`manager.after_restart`). The file
+is for one boot: no container survives a reboot. So the disk need not have it at once, and an answer
+to the container runtime does not wait for the disk. A file that cannot be used is kept under
 another name (`RecordFile`).
 """
 
@@ -17,7 +17,7 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import CPUPoolError, HostFileError
 from cpupool.core.grants import Sharing, Source
 from cpupool.host.record_file import RecordFile
-from cpupool.policies.base import BEST_EFFORT
+from cpupool.policies.view import BEST_EFFORT
 from cpupool.telemetry import log as logs
 from cpupool.telemetry.failures import Failures
 from cpupool.wire import cpu_manager_state
@@ -27,17 +27,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
+    from cpupool.core.events import EventSink
     from cpupool.core.grants import Grant
-    from cpupool.manager.manager import Manager
-    from cpupool.manager.ports import EventSink
-    from cpupool.manager.resolve import Snapshot
+    from cpupool.manager.resolve import Reader, Snapshot
     from cpupool.telemetry.metrics import Metrics
 
 log = logs.get(__name__)
 
 _NOTHING: Final = State("")
 _AGAIN_S: Final = 10.0
-"""How long after a failed write the next attempt is made."""
+"""The time between a failed write and the next attempt."""
 
 
 class ChoiceRecord:
@@ -50,14 +49,14 @@ class ChoiceRecord:
         manager: the node's state.
         path: the file.
         boot_id: the kernel's file with the id of this boot.
-        events: where the node's admin learns that the file cannot be used, or not be written.
-        metrics: where the same is shown.
+        events: tells the node's admin that the agent cannot use, or cannot write, the file.
+        metrics: shows the same.
         now_s: a monotonic clock.
     """
 
     def __init__(
         self,
-        manager: Manager,
+        manager: Reader,
         path: Path,
         boot_id: Path,
         *,
@@ -86,7 +85,7 @@ class ChoiceRecord:
         self._due_s = 0.0
 
     def recorded(self) -> State | None:
-        """Return what an earlier agent recorded in this boot; None without such a file."""
+        """Return the record of an earlier agent in this boot; None without such a file."""
         with self._lock:
             if (state := self._file.read()) is _NOTHING:
                 return None
@@ -120,7 +119,7 @@ class ChoiceRecord:
 
     def _keep(self, now: Snapshot) -> None:
         if not now.facts.recovered:
-            # The file has what this agent does not know yet.
+            # The file has choices that this agent does not know yet.
             return
         view, settled = now.resolution.view, now.facts.policy.settled
         chosen = {uid: each for uid, each in view.chosen.items() if each.source is Source.POLICY}
@@ -173,7 +172,7 @@ class ChoiceRecord:
 
 
 def _sharing(now: Snapshot, chosen: Mapping[str, Grant]) -> Mapping[str, Sharing]:
-    """Return which others may run on the CPUs of each owner; empty where no owner shares.
+    """Return owner → the others that may run on its CPUs; empty where no owner shares.
 
     Only where best-effort pods have a set of their own does a policy lend them the CPUs of owners.
     """

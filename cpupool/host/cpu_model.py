@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from cpupool.core.koordinator import CPUModel
+from cpupool.core.node_topology import CPUModel
 
 if TYPE_CHECKING:
     from cpupool.host.sysfs import FileTree

@@ -70,8 +70,8 @@ class CPUTimes:
 
         Args:
             waited: whether to read how long each pod waited, too: its pressure, or how long its
-                threads waited together where the kernel counts no pressure. The kernel says that of
-                the processes that this one sees.
+                threads waited together where the kernel measures no pressure. The kernel tells the
+                latter only for processes that this process sees.
 
         Raises:
             HostFileError: a file is missing, cannot be read, or has unexpected content.
@@ -97,7 +97,7 @@ class CPUTimes:
         times_us = {}
         for place in self._kubepods:
             for pod, path in pods_below(self._files, place):
-                # A pod that ends meanwhile does not count.
+                # A pod that ends meanwhile is left out.
                 with suppress(CgroupNotFound):
                     times_us[pod] = self._of_pod(path)
         return times_us
@@ -115,7 +115,7 @@ class CPUTimes:
         return waited
 
     def _pressure_us(self, pod: str) -> int | None:
-        # A kernel that does not count pressure has no such file, or refuses to read it.
+        # A kernel that does not measure pressure has no such file, or refuses to read it.
         with suppress(CgroupNotFound, HostFileError):
             found = _WAITED.search(self._files.read(pod, _PRESSURE))
             return int(found[1]) if found else None
@@ -132,7 +132,7 @@ class CPUTimes:
         return sum(delays_us) if delays_us else None
 
     def _delays_us(self, process: str) -> Iterator[int]:
-        # A process or a thread that ends meanwhile does not count.
+        # A process or a thread that ends meanwhile is left out.
         with suppress(HostFileError):
             for thread in self._proc.names(f"{process}/task"):
                 text = self._proc.read(f"{process}/task/{thread}/schedstat") or ""

@@ -22,7 +22,7 @@ log = logs.get(__name__)
 
 _UNFINISHED: Final = ".cpupool-"
 _LOCK_S: Final = 1.0
-"""How often the agent tries to get a lock that another process has."""
+"""The time between two attempts to get a lock that another process has."""
 
 
 class DirectoryWatch:

@@ -6,37 +6,32 @@ it names the watched folder itself, and the owner looks at all of it.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import select
-import struct
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
+from inotify_simple import Event, INotify, flags, parse_events
+
+from cpupool.loops.threads import OwnedThread
 from cpupool.telemetry import log as logs
-from cpupool.threads import OwnedThread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
 log = logs.get(__name__)
 
-_MODIFY: Final = 0x2
-_MOVED_FROM: Final = 0x40
-_MOVED_TO: Final = 0x80
-_CREATE: Final = 0x100
-_DELETE: Final = 0x200
-_DELETE_SELF: Final = 0x400
-_MOVE_SELF: Final = 0x800
-_OVERFLOW: Final = 0x4000
-_IGNORED: Final = 0x8000
-_ONLY_DIRECTORIES: Final = 0x1000000
-_IS_DIRECTORY: Final = 0x40000000
-
 # The kernel reports only these events, and not for example opening and reading.
-_ENTRIES: Final = _CREATE | _MOVED_FROM | _MOVED_TO | _DELETE
-_ITSELF: Final = _DELETE_SELF | _MOVE_SELF | _ONLY_DIRECTORIES
-_HEADER: Final = struct.Struct("iIII")
+_ENTRIES: Final = flags.CREATE | flags.MOVED_FROM | flags.MOVED_TO | flags.DELETE
+_ITSELF: Final = flags.DELETE_SELF | flags.MOVE_SELF | flags.ONLYDIR
+# What is asked of each event: a flag of the enumeration takes longer to look up.
+_ADDED: Final = flags.CREATE | flags.MOVED_TO
+_DELETED: Final = int(flags.DELETE)
+_GONE: Final = flags.IGNORED | flags.DELETE_SELF | flags.MOVE_SELF
+_IGNORED: Final = int(flags.IGNORED)
+_IS_FOLDER: Final = int(flags.ISDIR)
+_LOST: Final = int(flags.Q_OVERFLOW)
 _READ_BYTES: Final = 1 << 16
 
 
@@ -60,11 +55,11 @@ class FolderEvents:
         self._folder = folder
         self._changed = changed
         self._depth = depth
-        self._mask = _ENTRIES | _ITSELF | (_MODIFY if writes else 0)
+        self._mask = _ENTRIES | _ITSELF | (flags.MODIFY if writes else 0)
         self._levels: dict[int, tuple[Path, int]] = {}
+        self._watches: dict[Path, int] = {}
         self._stopping = self._incomplete = False
-        self._libc = ctypes.CDLL(None, use_errno=True)
-        self._fd = self._checked(self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
+        self._events = INotify(nonblocking=True)
         self._woken = -1
         try:
             self._woken = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -95,49 +90,45 @@ class FolderEvents:
         os.eventfd_write(self._woken, 1)
 
     def _close(self) -> None:
-        for fd in (self._fd, self._woken):
-            if fd >= 0:
-                os.close(fd)
+        self._events.close()
+        if self._woken >= 0:
+            os.close(self._woken)
 
     def _run(self) -> None:
-        poll = select.poll()
-        for fd in (self._fd, self._woken):
+        events, poll = self._events.fileno(), select.poll()
+        for fd in (events, self._woken):
             poll.register(fd, select.POLLIN)
         while not self._stopping:
             ready = {fd for fd, _ in poll.poll()}
             if self._woken in ready:
                 os.eventfd_read(self._woken)
                 self.thread.answer()
-            if self._fd in ready and not all(self._take(*event) for event in self._read()):
-                self._notify(self._folder)
-                return
+            if events in ready:
+                data = os.read(events, _READ_BYTES)
+                if not all(self._take(event) for event in parse_events(data)):
+                    self._notify(self._folder)
+                    return
 
-    def _read(self) -> Iterator[tuple[int, int, str]]:
-        """Yield watch, mask and name of each event that waits."""
-        data = os.read(self._fd, _READ_BYTES)
-        at = 0
-        while at < len(data):
-            watch, mask, _, length = _HEADER.unpack_from(data, at)
-            at += _HEADER.size + length
-            yield watch, mask, os.fsdecode(data[at - length : at].rstrip(b"\0"))
-
-    def _take(self, watch: int, mask: int, name: str) -> bool:
+    def _take(self, event: Event) -> bool:
         """Handle an event; return whether the folder still exists after it."""
-        if mask & _OVERFLOW:
+        mask = event.mask
+        if mask & _LOST:
             self._reach(self._folder, 0)
             self._notify(self._folder)
             return True
-        known = self._levels.get(watch)
+        known = self._levels.get(event.wd)
         if known is None:
             return True
         folder, level = known
         if mask & _IGNORED:
-            del self._levels[watch]
-        if mask & (_IGNORED | _DELETE_SELF | _MOVE_SELF):
+            self._forget(folder, event.wd)
+        if mask & _GONE:
             return level > 0
-        path = folder / name
+        path = folder / event.name
+        if mask & _IS_FOLDER and mask & _DELETED:
+            self._end(path)
         below: list[Path] = []
-        if mask & _IS_DIRECTORY and mask & (_CREATE | _MOVED_TO) and level < self._depth:
+        if mask & _IS_FOLDER and mask & _ADDED and level < self._depth:
             # Before the callback: the owner then finds files that are older than the watch.
             below = self._reach(path, level + 1)
         for changed in (path, *below):
@@ -176,16 +167,27 @@ class FolderEvents:
                 self._incomplete = True
         return below
 
-    def _add(self, folder: Path, level: int) -> None:
-        path = os.fsencode(folder)
-        watch = self._checked(self._libc.inotify_add_watch(self._fd, path, self._mask))
-        self._levels[watch] = (folder, level)
+    def _end(self, folder: Path) -> None:
+        """End the watch of a folder that has been deleted.
 
-    def _checked(self, result: int) -> int:
-        if result < 0:
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number))
-        return result
+        The kernel ends it by itself on most file systems. A cgroup tells only its parent of its end
+        (fs/kernfs), and its watch would keep the kernel's inode, and count for the user's limit.
+        """
+        watch = self._watches.get(folder)
+        if watch is not None:
+            self._forget(folder, watch)
+            with suppress(OSError):  # the kernel has ended the watch
+                self._events.rm_watch(watch)
+
+    def _forget(self, folder: Path, watch: int) -> None:
+        self._levels.pop(watch, None)
+        if self._watches.get(folder) == watch:
+            del self._watches[folder]
+
+    def _add(self, folder: Path, level: int) -> None:
+        watch = self._events.add_watch(folder, self._mask)
+        self._levels[watch] = (folder, level)
+        self._watches[folder] = watch
 
     def _notify(self, path: Path) -> None:
         try:

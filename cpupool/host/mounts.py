@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Final
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import CPUPoolError, HostFileError
+from cpupool.core.mounts import Mount
 from cpupool.core.names import STARTER, shared_pool_folder
 from cpupool.core.pools import PoolKind
 from cpupool.host import files
-from cpupool.manager.ports import Mount
 from cpupool.telemetry import log as logs
 from cpupool.telemetry.failures import Failures
 from cpupool.version import VERSION
@@ -32,15 +32,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
     from pathlib import Path
 
+    from cpupool.core.events import EventSink
     from cpupool.core.pools import Pool
     from cpupool.host.root import HostRoot
-    from cpupool.manager.ports import EventSink
 
 log = logs.get(__name__)
 
 SPARE_S: Final = 600.0
-"""How long a folder is unused before the agent looks it up in the kubelet's checkpoint. The kubelet
-writes the checkpoint after Allocate's answer, and this agent may have started in between.
+"""The time for which a folder is unused before the agent looks it up in the kubelet's checkpoint.
+The kubelet writes the checkpoint after Allocate's answer, and this agent may have started between.
 """
 
 _STARTER_FILE: Final = "process-starter"
@@ -58,7 +58,7 @@ class Mounts:
     """The keeper of the files that containers get mounted.
 
     Level-triggered: each call compares the files with the wanted files, and corrects them. A
-    failure is reported once and tried again at the next call; until then containers lack the file.
+    failure is reported once, and the next call tries again; until then containers lack the file.
 
     Args:
         root: where the state folder is.

@@ -5,8 +5,8 @@ is a *remote* partition (Linux 6.7). Every cgroup above it lists its CPUs in
 `cpuset.cpus.exclusive`, and the partition lists its own CPUs there before the agent writes
 `isolated` into its `cpuset.cpus.partition`. Then
 
-* its `cpuset.cpus.effective` has the online CPUs that it lists as exclusive. Its `cpuset.cpus` no
-  longer counts: a write there, also by cpupool, does not move it;
+* its `cpuset.cpus.effective` has the online CPUs that it lists as exclusive. Its `cpuset.cpus` has
+  no effect any more: a write there, also by cpupool, does not move it;
 * the CPUs leave the `cpuset.cpus.effective` of all other cgroups, also of those above it and of the
   root, and come back when it is a member again or its cgroup is removed. Cgroups that list other
   CPUs, or none, do not change;
@@ -41,11 +41,11 @@ from cpupool.core.errors import (
     HostError,
     PartitionUnsafe,
 )
+from cpupool.enforce.ports import ISOLATED, Partition
 from cpupool.host import cgroup_names, kernel
 from cpupool.host.cgroup_files import CgroupFiles, above
 from cpupool.host.cgroupfs import CgroupVersion, hierarchy
 from cpupool.host.sysfs import Sysfs
-from cpupool.manager.ports import ISOLATED, Partition
 from cpupool.telemetry import log as logs
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ _HINTS: Final = {
 
 
 class Partitions:
-    """The isolated partitions of this node's containers; satisfies `manager.ports.PartitionTree`.
+    """The isolated partitions of this node's containers; satisfies `enforce.ports.PartitionTree`.
 
     Args:
         root: where `/sys` and `/sys/fs/cgroup` are.

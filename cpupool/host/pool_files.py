@@ -6,7 +6,7 @@ import hashlib
 import json
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from cpupool.config import poolconfig
 from cpupool.config.poolconfig import misnamed
@@ -22,12 +22,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cpupool.core.errors import Problem
-    from cpupool.manager.ports import ConfigMapSource
 
 log = logs.get(__name__)
 
 FIRST_ANSWER_S: Final = 2.0
-"""How long the first read waits for the API server before it uses the folder."""
+"""The time that the first read waits for the API server before it uses the folder."""
 _SWAPPED: Final = "..data"
 """The link through which the kubelet shows a ConfigMap's files: one rename changes all of them
 (kubernetes pkg/volume/util/atomic_writer.go)."""
@@ -48,19 +47,31 @@ class _Shown:
     folder: str
 
 
+class ConfigMapSource(Protocol):
+    """The source of the ConfigMap with the pool files."""
+
+    def entries(self) -> Mapping[str, bytes] | None:
+        """Return key → content from the API server's last answer, or None before the first."""
+        ...
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait for the API server's first answer, at most this time."""
+        ...
+
+
 class PoolFiles:
     """The newest available pool files of a cluster; for one thread.
 
     The kubelet shows an edit of the ConfigMap in the folder a minute or two after the API server
-    does. After the API server's first answer the folder no longer counts: it would undo the edit.
-    After a restart the API server's last files count, as long as the folder still shows the files
-    of that time and has not shown the API server's files meanwhile.
+    does. After the API server's first answer this class ignores the folder, which would undo the
+    edit. After a restart it takes the API server's last files, as long as the folder still shows
+    the files of that time and has not shown the API server's files meanwhile.
 
     Args:
         folder: where the ConfigMap is mounted.
-        config_map: the ConfigMap itself; None where only the folder counts.
+        config_map: the ConfigMap itself; None to read only the folder.
         last: the file that keeps the API server's last files; None to keep nothing.
-        optional: whether a missing folder counts as an empty folder.
+        optional: whether a missing folder is the same as an empty folder.
         complain: called with the reason of an Event, and with what is wrong with `last`.
 
     Attributes:

@@ -1,4 +1,6 @@
-"""The host's own daemons and the CPUs on which they may run, from procfs.
+"""The host's processes and the CPUs on which they may run, from procfs.
+
+`Cpus_allowed_list` is what the kernel uses: the process's own affinity, cut to its cpuset.
 
 Kernel document: Documentation/filesystems/proc.rst; cgroups(7) for /proc/PID/cgroup.
 """
@@ -7,9 +9,11 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Final
 
 from cpupool.core.cpuset import CPUSet
+from cpupool.host.cgroupfs import CgroupVersion, hierarchy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,6 +23,10 @@ SYSTEM_SLICE: Final = "system.slice"
 """The cgroup in which systemd starts services."""
 NAME: Final = "Name"
 ALLOWED: Final = "Cpus_allowed_list"
+_RUNTIMES: Final = frozenset(
+    {"containerd", "containerd-shim", "crio", "conmon", "conmonrs", "dockerd", "kubelet"}
+)
+"""The kernel's names of these programs, which it cuts to 15 characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,18 +63,76 @@ def daemons(proc: Path) -> Iterator[Daemon]:
                 yield Daemon(int(folder.name), unit, status[NAME], cpus)
 
 
-def command_lines(proc: Path, program: str) -> Iterator[tuple[str, ...]]:
-    """Yield the command line of each process of a program, whatever its folder.
+@dataclass(frozen=True, slots=True)
+class RuntimeProcess:
+    """One process that starts containers, or the kubelet.
+
+    Attributes:
+        pid: its id.
+        name: the kernel's name of the process.
+        cpus: the CPUs that its main thread may run on.
+        cpuset: the CPUs of its cgroup.
+    """
+
+    pid: int
+    name: str
+    cpus: CPUSet
+    cpuset: CPUSet
+
+
+def runtimes(proc: Path, cgroup: Path) -> Iterator[RuntimeProcess]:
+    """Yield the processes of container runtimes and the kubelet that are in sight.
 
     Args:
         proc: the folder that stands for /proc.
-        program: the name of the program's file.
+        cgroup: the folder that stands for /sys/fs/cgroup.
+
+    Raises:
+        HostFileError: no hierarchy has the cpuset controller.
+    """
+    base, version = hierarchy(cgroup)
+    for folder in proc.glob("[0-9]*"):
+        with suppress(OSError, KeyError, ValueError):
+            status = _status((folder / "status").read_text("utf-8", "replace"))
+            if status[NAME] in _RUNTIMES:
+                cgroups = (folder / "cgroup").read_text("utf-8", "replace")
+                cpuset = _cpuset(base, version, cgroups)
+                cpus = CPUSet.parse(status[ALLOWED])
+                yield RuntimeProcess(int(folder.name), status[NAME], cpus, cpuset)
+
+
+def threads(proc: Path, cgroup: Path) -> CPUSet:
+    """Return the CPUs on which threads of a cgroup and of those below may run; none if it is empty.
+
+    Args:
+        proc: the folder that stands for /proc.
+        cgroup: the cgroup's folder.
+    """
+    found = CPUSet()
+    # The names of version 2 and of version 1.
+    for name in ("cgroup.threads", "tasks"):
+        for listed in cgroup.rglob(name):
+            with suppress(OSError):
+                for thread in listed.read_text().split():
+                    with suppress(OSError, KeyError, ValueError):
+                        text = (proc / thread / "status").read_text("utf-8", "replace")
+                        found |= CPUSet.parse(_status(text)[ALLOWED])
+    return found
+
+
+def command_lines(proc: Path, *programs: str) -> Iterator[tuple[str, ...]]:
+    """Yield the command line of each process of some programs, whatever their folders.
+
+    Args:
+        proc: the folder that stands for /proc.
+        programs: the names of the programs' files.
     """
     for folder in proc.glob("[0-9]*"):
         with suppress(OSError):
-            first, *words = (folder / "cmdline").read_text("utf-8", "replace").split("\0")
-            if first.rpartition("/")[2] == program:
-                yield (first, *filter(None, words))
+            text = (folder / "cmdline").read_text("utf-8", "replace")
+            first, *words = text.rstrip("\0").split("\0")
+            if first.rpartition("/")[2] in programs:
+                yield (first, *words)
 
 
 def _unit(cgroups: str) -> str:
@@ -77,6 +143,22 @@ def _unit(cgroups: str) -> str:
         if top == SYSTEM_SLICE and below and not any("kubepods" in part for part in below):
             return next((part for part in below if part.endswith(".service")), below[-1])
     return ""
+
+
+def _cpuset(base: Path, version: CgroupVersion, cgroups: str) -> CPUSet:
+    """Find the CPUs of a process's cgroup, from the lines of /proc/PID/cgroup.
+
+    On version 2 a cgroup without the controller has the CPUs of the next one above.
+    """
+    v1 = version is CgroupVersion.V1
+    for line in cgroups.splitlines():
+        _, controllers, path = line.split(":", 2)
+        if ("cpuset" in controllers.split(",")) if v1 else not controllers:
+            for place in (path, *map(str, PurePosixPath(path).parents)):
+                with suppress(FileNotFoundError):
+                    name = "cpuset.cpus" if v1 else "cpuset.cpus.effective"
+                    return CPUSet.parse((base / place.lstrip("/") / name).read_text())
+    return CPUSet()
 
 
 def _status(text: str) -> dict[str, str]:

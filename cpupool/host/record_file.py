@@ -1,4 +1,4 @@
-"""A file that outlives the process that writes it, as the answers of plugins."""
+"""A file that outlives the process that writes it, for example with the answers of plugins."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ NOT_READ: Final = "RecordNotRead"
 
 
 def put_away(path: Path, why: str) -> str:
-    """Rename a file with damaged content, over the one before; return what to say about it.
+    """Rename a file with damaged content, over the one before; return a message about it.
 
     Args:
         path: the file. It stays if it cannot be renamed.
-        why: what is wrong with it.
+        why: the reason.
     """
     said = f"{path} does not count: {why}"
     try:
@@ -65,10 +65,10 @@ def _aside(path: Path, suffix: str) -> Path:
 class RecordFile(Generic[T]):
     """Keeps a file equal to a value; only one thread writes.
 
-    While there has been only the empty value there is no file. No write replaces what could not be
-    used: a file with damaged content is renamed at once (`.corrupt`), and a file that cannot be
-    read before the next write (`.unreadable`). Of each kind the newest is kept. While such a file
-    cannot be renamed nothing is written.
+    While there has been only the empty value there is no file. No write replaces a file that could
+    not be used: this class renames one with damaged content at once (`.corrupt`), and one that
+    cannot be read before the next write (`.unreadable`). The newest file of each kind stays. While
+    such a file cannot be renamed, this class writes nothing.
 
     Args:
         path: the file.

@@ -22,6 +22,7 @@ from cpupool.config import kubelet_config, poolconfig
 from cpupool.core.errors import CPUPoolError, HostError, HostFileError
 from cpupool.host import cgroup_names, interrupts, processes
 from cpupool.host.cgroupfs import CgroupVersion, hierarchy
+from cpupool.host.kubelet_file import KubeletConfigFile, KubeletFiles
 from cpupool.host.root import HostRoot
 from cpupool.version import VERSION
 from cpupool.wire import checkpoints, cpu_manager_state, json_text, kubelet_checkpoint
@@ -29,7 +30,7 @@ from cpupool.wire.cpu_manager_state import State
 from cpupool.wire.json_text import Fields
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from cpupool.core.names import Names
 
@@ -54,6 +55,8 @@ _SYSFS: Final = (
     f"{_NODE}/distance",
     "devices/cpu_*/cpus",
 )
+_MEMORY: Final = (f"{_NODE}/meminfo", f"{_NODE}/hugepages/hugepages-*/nr_hugepages")
+_NODE_LINKS: Final = f"{_CPU}/cpu[0-9]*/node[0-9]*"
 _BOOT_PARAMETERS: Final = (
     *("isolcpus", "nohz_full", "rcu_nocbs", "irqaffinity", "kthread_cpus", "maxcpus", "nosmt"),
     *("cgroup_disable", "cgroup_no_v1", "systemd.unified_cgroup_hierarchy"),
@@ -74,11 +77,13 @@ class Recording:
         files: path in the archive → content; the path of a folder ends with a slash.
         changed_s: path → the file's last change, in seconds since 1970.
         left_out: the files that could not be read, and why.
+        listed: whether the archive has a list of its contents.
     """
 
     files: dict[str, bytes] = field(default_factory=dict)
     changed_s: dict[str, float] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
+    listed: bool = True
 
     def take(
         self, source: Path, name: Path, edit: Callable[[bytes], bytes] = lambda content: content
@@ -101,7 +106,7 @@ class Recording:
                 self.left_out.append(f"{name}: {error.strerror}")
 
     def write(self, out: BinaryIO) -> None:
-        """Write the archive, with a list of its contents."""
+        """Write the archive."""
         now = datetime.now(UTC)
         contents = {
             "schema": _SCHEMA,
@@ -110,7 +115,9 @@ class Recording:
             "files": sorted(self.files),
             "left_out": self.left_out,
         }
-        files = {CONTENTS: json.dumps(contents, indent=2).encode(), **self.files}
+        files = dict(self.files)
+        if self.listed:
+            files[CONTENTS] = json.dumps(contents, indent=2).encode()
         with tarfile.open(fileobj=out, mode="w:gz") as archive:
             for name in sorted(files):
                 member = tarfile.TarInfo(name.rstrip("/"))
@@ -122,10 +129,27 @@ class Recording:
                 archive.addfile(member, io.BytesIO(files[name]))
 
 
+def record_machine(sysfs: Path) -> Recording:
+    """Collect a machine's topology and the size of its memory; `left_out` has the missing files.
+
+    Args:
+        sysfs: the machine's sysfs.
+    """
+    kept = Recording(listed=False)
+    _take_machine(kept, sysfs, (*_SYSFS, *_MEMORY))
+    return kept
+
+
 def record(
-    root: HostRoot, names: Names, *, cgroup_root: str, config: Path, kubelet_config_file: Path
+    root: HostRoot,
+    names: Names,
+    *,
+    cgroup_root: str,
+    config: Path,
+    kubelet_config_file: Path,
+    kubelet_config_dir: str = "",
 ) -> Recording:
-    """Collect a node's facts; `left_out` names what cannot be read.
+    """Collect a node's facts; `left_out` has the files that cannot be read.
 
     Args:
         root: where the machine's folders are.
@@ -133,11 +157,11 @@ def record(
         cgroup_root: the kubelet's `--cgroup-root`; empty for the usual places.
         config: the pool file, or the folder of pool files.
         kubelet_config_file: the kubelet's configuration.
+        kubelet_config_dir: the folder of its drop-ins; empty for the one that its command line
+            names.
     """
     kept, there = Recording(), HostRoot.under(Path())
-    for pattern in _SYSFS:
-        for path in sorted(root.sysfs.glob(pattern)):
-            kept.take(path, there.sysfs / path.relative_to(root.sysfs))
+    _take_machine(kept, root.sysfs, _SYSFS)
     kept.take(root.proc / "version", there.proc / "version")
     kept.take(root.proc / "cmdline", there.proc / "cmdline", _boot_parameters)
     _take_interrupts(kept, root, there)
@@ -146,7 +170,7 @@ def record(
     kept.take(root.checkpoint, there.checkpoint, lambda content: _checkpoint(content, names))
     kept.take(root.cpu_manager_state, there.cpu_manager_state, _cpu_manager_state)
     kept.take(root.memory_manager_state, there.memory_manager_state, _memory_manager_state)
-    kept.take(kubelet_config_file, there.kubelet_config, _kubelet_config)
+    _take_kubelet_config(kept, root, kubelet_config_file, kubelet_config_dir)
     kept.take(root.status, there.status)
     kept.take(root.choices, there.choices)
     kept.take(root.last_good_pools, there.last_good_pools)
@@ -220,6 +244,16 @@ def _write(members: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> N
     os.utime(folder / name, (member.mtime, member.mtime))
 
 
+def _take_machine(kept: Recording, sysfs: Path, patterns: Iterable[str]) -> None:
+    there = HostRoot.under(Path()).sysfs
+    for pattern in patterns:
+        for path in sorted(sysfs.glob(pattern)):
+            kept.take(path, there / path.relative_to(sysfs))
+    for link in sorted(sysfs.glob(_NODE_LINKS)):
+        # A folder stands for the link to a CPU's NUMA node.
+        kept.files[f"{there / link.relative_to(sysfs)}/"] = b""
+
+
 def _take_interrupts(kept: Recording, root: HostRoot, there: HostRoot) -> None:
     for interrupt in interrupts.interrupts(root.proc):
         folder = there.proc / interrupts.FOLDER / str(interrupt.number)
@@ -281,6 +315,21 @@ def _cpu_manager_state(content: bytes) -> bytes:
 
 def _memory_manager_state(content: bytes) -> bytes:
     return json.dumps({"policyName": checkpoints.policy("memory_manager_state", content)}).encode()
+
+
+def _take_kubelet_config(kept: Recording, root: HostRoot, path: Path, folder: str) -> None:
+    """Add the configuration that the kubelet uses, not the files that it comes from."""
+    name = HostRoot.under(Path()).kubelet_config
+    if path.exists() and not path.is_file():
+        kept.take(path, name, _kubelet_config)
+        return
+    try:
+        config = KubeletConfigFile(KubeletFiles.of(root, path, folder), host=root).read()
+    except CPUPoolError as error:
+        kept.left_out.append(f"{name}: {error}")
+        return
+    if config:
+        kept.files[str(name)] = json.dumps(config.excerpt(), indent=2).encode()
 
 
 def _kubelet_config(content: bytes) -> bytes:

@@ -19,6 +19,7 @@ class HostRoot:
         state: cpupool's own folder, which survives a reboot.
         base: Where the machine's `/` is; the kubelet and the runtime see paths from there.
         runtime: Where the container runtime has its sockets.
+        cgroup_root: The kubelet's `--cgroup-root`; empty to look in the usual places.
     """
 
     sysfs: Path = Path("/sys")
@@ -29,9 +30,10 @@ class HostRoot:
     state: Path = Path("/var/lib/cpupool")
     base: Path = Path("/")
     runtime: Path = Path("/run")
+    cgroup_root: str = ""
 
     @classmethod
-    def under(cls, folder: Path) -> HostRoot:
+    def under(cls, folder: Path, cgroup_root: str = "") -> HostRoot:
         """Return the usual places moved below `folder`."""
         return cls(
             sysfs=folder / "sys",
@@ -42,6 +44,7 @@ class HostRoot:
             state=folder / "var/lib/cpupool",
             base=folder,
             runtime=folder / "run",
+            cgroup_root=cgroup_root,
         )
 
     def on_host(self, path: Path) -> str:
@@ -64,20 +67,9 @@ class HostRoot:
         return self.kubelet / "pod-resources" / "kubelet.sock"
 
     @property
-    def extended_podresources_socket(self) -> Path:
-        """Where Katalyst's programs expect a podresources service with the answers of plugins."""
-        return self.base / "var/lib/katalyst/pod-resources/kubelet.sock"
-
-    @property
     def checkpoint(self) -> Path:
         """The device manager's checkpoint file."""
         return self.device_plugins / "kubelet_internal_checkpoint"
-
-    @property
-    def qrm_checkpoints(self) -> tuple[Path, ...]:
-        """Where a kubelet with Katalyst's patch, and Katalyst's own manager, record answers."""
-        folders = (self.kubelet, self.base / "var/lib/katalyst")
-        return tuple(each / "resource-plugins/kubelet_qrm_checkpoint" for each in folders)
 
     @property
     def cpu_manager_state(self) -> Path:
@@ -101,7 +93,7 @@ class HostRoot:
 
     @property
     def plugin_pools(self) -> Path:
-        """The pools of our plugin for CPUs, and why each has its CPUs."""
+        """The file with the pools of our plugin for CPUs, and why each has its CPUs."""
         return self.run / "plugin-pools.json"
 
     @property
@@ -126,7 +118,7 @@ class HostRoot:
 
     @property
     def answers(self) -> Path:
-        """What plugins for resources have answered."""
+        """The answers of plugins for resources."""
         return self.state / "plugin-answers.json"
 
     @property
@@ -151,5 +143,5 @@ class HostRoot:
 
     @property
     def nri_socket(self) -> Path:
-        """Where the runtime listens for NRI plugins (containerd and CRI-O alike)."""
+        """The socket on which the runtime listens for NRI plugins (containerd and CRI-O alike)."""
         return self.runtime / "nri/nri.sock"

@@ -1,4 +1,7 @@
-"""The agent's status file, for `cpupool status`."""
+"""The writer of the agent's status file.
+
+`cpupool status`, `explain` and `doctor` read the file. Its age tells whether the agent lives.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from cpupool.core.cgroups import FoundContainer, Writer
     from cpupool.manager.facts import NodeFacts
-    from cpupool.manager.ports import FoundContainer, Writer
     from cpupool.manager.report import PluginReport
     from cpupool.manager.resolve import Resolution
     from cpupool.policies.base import Choice

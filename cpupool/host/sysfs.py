@@ -11,8 +11,9 @@ from __future__ import annotations
 import errno
 import re
 import zlib
+from collections import defaultdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, BinaryIO, Final, Protocol
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import CPUSetParseError, HostFileError
@@ -27,7 +28,7 @@ _NODE: Final = "devices/system/node"
 _HYBRID: Final = ("cpu_core", "cpu_atom", "cpu_lowpower")
 _ATTEMPTS: Final = 3
 _MAX_FILE_BYTES: Final = 1 << 16
-"""Far above any file that this module reads: the longest is a mask of 8192 CPUs, 2.3 kB."""
+"""The longest file to read: the longest that the kernel writes is a mask of 8192 CPUs, 2.3 kB."""
 
 _CORE: Final = ("core_cpus_list", "core_cpus", "thread_siblings_list", "thread_siblings")
 _SOCKET: Final = ("package_cpus_list", "package_cpus", "core_siblings_list", "core_siblings")
@@ -39,6 +40,9 @@ _MASKS: Final = ("map", "_cpus", "_siblings", "mask_requested")
 """The suffixes of the names of masks."""
 
 _KEPT: Final = re.compile(r"(?:.*?/)?(devices/(?:system/(?:cpu|node)|cpu_[a-z]+)/.+)")
+THIS_MACHINE: Final = ("this", "sysfs")
+"""The words for the machine on which a command runs."""
+_NODE_LINK: Final = re.compile(rf"{_CPU}/cpu[0-9]+/node[0-9]+")
 _OTHER_SOURCE: Final = (
     "give `this`, a folder that holds sys/devices/system/cpu, or a .tar.gz of one"
 )
@@ -125,10 +129,14 @@ class RecordedTree:
                 self._folders.setdefault(folder, set()).add(entry)
 
     @classmethod
-    def from_archive(cls, path: Path) -> RecordedTree:
+    def from_archive(cls, path: Path, written: BinaryIO | None = None) -> RecordedTree:
         """Read the CPU and node files of a `.tar.gz`.
 
         The members have names as `sys/devices/...`, with or without a prefix.
+
+        Args:
+            path: the archive.
+            written: what the file will have, if it is not there yet.
 
         Raises:
             HostFileError: this is not an archive, or a damaged one.
@@ -137,12 +145,14 @@ class RecordedTree:
 
         files: dict[str, str] = {}
         try:
-            with tarfile.open(path, "r:gz") as archive:
+            with tarfile.open(path, "r:gz", written) as archive:
                 for member in archive:
                     match = _KEPT.fullmatch(member.name)
                     content = archive.extractfile(member) if match and member.isreg() else None
                     if match and content:
                         files[match[1]] = _text(content.read(_MAX_FILE_BYTES))
+                    elif match and _NODE_LINK.fullmatch(match[1]):
+                        files[match[1]] = ""
         except (tarfile.TarError, EOFError, zlib.error, OSError, ValueError) as error:
             # The last: the headers of a sparse file, as tarfile reads them.
             raise HostFileError(
@@ -243,20 +253,41 @@ class Sysfs:
         present = self._cpus(_CPU, ("present",))
         if present is None:
             present = CPUSet(self._numbered(_CPU, "cpu"))
-        nodes = self._numbered(_NODE, "node")
         hybrid = {kind: self._cpus(f"devices/{kind}", ("cpus",)) for kind in _HYBRID}
         return assemble(
             online=online,
             present=present,
+            possible=self._cpus(_CPU, ("possible",)),
             isolated=self._cpus(_CPU, ("isolated",)) or CPUSet(),
             facts={cpu: self._facts(cpu, online) for cpu in online},
-            # sysfs-devices-node: nodeN/cpulist, cpumap, distance.
-            nodes={
-                node: self._cpus(f"{_NODE}/node{node}", _NODE_CPUS) or CPUSet() for node in nodes
+            nodes=self._nodes(online),
+            distances={
+                node: distances
+                for node in self._numbered(_NODE, "node")
+                if (distances := self._distances(node))
             },
-            distances={node: distances for node in nodes if (distances := self._distances(node))},
             hybrid={kind: cpus for kind, cpus in hybrid.items() if cpus is not None},
         )
+
+    def _nodes(self, online: CPUSet) -> dict[int, CPUSet]:
+        """Return NUMA node → its CPUs: no CPU is on two nodes."""
+        # sysfs-devices-node: nodeN/cpulist, cpumap. With numa=fake=N every node lists all CPUs of
+        # the memory that it is a part of.
+        listed = {
+            node: self._cpus(f"{_NODE}/node{node}", _NODE_CPUS) or CPUSet()
+            for node in self._numbered(_NODE, "node")
+        }
+        # register_cpu_under_node in drivers/base/node.c makes a link to the one node that the
+        # scheduler takes for the CPU's, cpu_to_node. Copies of sysfs may lack it.
+        linked: defaultdict[int, list[int]] = defaultdict(list)
+        for cpu in online:
+            for node in self._numbered(f"{_CPU}/cpu{cpu}", "node")[:1]:
+                linked[node].append(cpu)
+        known = CPUSet(cpu for cpus in linked.values() for cpu in cpus)
+        return {
+            node: listed.get(node, CPUSet()) - known | CPUSet(linked.get(node, ()))
+            for node in sorted(listed.keys() | linked.keys())
+        }
 
     def _facts(self, cpu: int, online: CPUSet) -> CPUFacts:
         # cputopology.rst. A machine whose kernel names no packages is one package; where it names
@@ -343,7 +374,7 @@ def open_tree(spec: str) -> FileTree:
     Raises:
         HostFileError: names what to give instead.
     """
-    if spec in ("this", "sysfs"):
+    if spec in THIS_MACHINE:
         return FolderTree(HostRoot().sysfs)
     path = Path(spec)
     try:

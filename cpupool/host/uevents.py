@@ -1,7 +1,7 @@
 """The kernel's events about CPUs, which a netlink socket receives in any network namespace.
 
-An event only says *look now*: its other content does not count. Sources: lib/kobject_uevent.c of
-the kernel, netlink(7).
+An event only says *look now*: nothing reads its other content. Sources: lib/kobject_uevent.c of the
+kernel, netlink(7).
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The Kubernetes API's bodies as values of ours."""
+"""The API server: requests and watches, its objects as values, and the writes of cpupool."""

@@ -35,7 +35,7 @@ TOKEN_AGE_S: Final = 60.0
 _SHOWN: Final = 300
 _NOT_FOUND: Final = 404
 _TOKEN: Final = re.compile(r"[\x21-\x7e]+")
-# A peer that vanished without a word is noticed after a minute of silence.
+# The kernel notices a peer that vanished without a word after a minute of silence.
 _KEEPALIVE: Final = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
@@ -51,7 +51,7 @@ _GONE: Final = "it was deleted, or never was there"
 
 
 class NoAPIServer(CPUPoolError):
-    """It is not known where the API server is."""
+    """The address of the API server, or the credentials for it, cannot be found."""
 
 
 class APIError(RemoteProtocolError):
@@ -61,7 +61,7 @@ class APIError(RemoteProtocolError):
         status: the HTTP status, or 0 where there was no usable answer.
         reason: Kubernetes' word for it, as `Forbidden`; where status is 0, one of `unreachable`,
             `untrusted`, `broken` and `malformed`.
-        version_lost: the watch cannot go on from the version that was asked for.
+        version_lost: the watch cannot go on from the version in the request.
         retry_after_s: how long the server asks to be left alone.
 
     Args:
@@ -105,12 +105,12 @@ class APIError(RemoteProtocolError):
         """Read a Status, the body of a refusal or the object of a watch's ERROR event.
 
         Args:
-            verb: what was asked for.
-            resource: of what.
+            verb: the verb of the request.
+            resource: the resource of the request.
             status: as in apimachinery/pkg/apis/meta/v1/types.go.
             code: the HTTP status, where there is one.
             after_s: the Retry-After header, where there is one.
-            remedy: as for an APIError.
+            remedy: what to do; empty where the status says it.
         """
         given = status.get("code")
         code = code or (given if isinstance(given, int) else 0)
@@ -133,7 +133,7 @@ class APIError(RemoteProtocolError):
 
 
 class Credentials(Protocol):
-    """Who we are to the API server; each may become different with time."""
+    """The identity of cpupool for the API server; both parts may change with time."""
 
     def authorization(self) -> str:
         """Return the Authorization header; empty for none.
@@ -152,7 +152,7 @@ class Credentials(Protocol):
         ...
 
     def forget(self) -> None:
-        """Look again for the next request: the server has refused what is known."""
+        """Look again for the next request: the server has refused the known credentials."""
         ...
 
 
@@ -185,7 +185,7 @@ class Token:
         """Return none: the token is enough."""
 
     def forget(self) -> None:
-        """Read the file again for the next request; the server did not like what is known."""
+        """Read the file again for the next request: the server has refused the known token."""
         with self._lock:
             self._text = ""
 
@@ -206,7 +206,7 @@ class APIServer:
     Args:
         url: scheme, host, port and, where it is behind a proxy, the path before `/api`.
         ca: its certificate authority; None for the machine's own ones.
-        credentials: who we are; None where a proxy knows.
+        credentials: the identity of cpupool; None where a proxy adds it.
         server_name: the name that the server's certificate must have; empty for the URL's.
         connect_s: how long a connection may take to be made.
         answer_s: how long the server may be silent before and within an answer.
@@ -323,7 +323,7 @@ class APIServer:
         return headers
 
     def untrusted(self, error: ssl.SSLCertVerificationError) -> str:
-        """Return what is wrong with the server's certificate in detail, and what to do."""
+        """Return the fault of the server's certificate in detail, and the remedy."""
         address = (self._host, self._url.port or HTTPSConnection.default_port)
         return tls.remedy(error, self._ca, address, self.connect_s)
 

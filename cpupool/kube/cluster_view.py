@@ -1,7 +1,12 @@
-"""The agent's view of its cluster: pods, labels, the pool ConfigMap, and Events to send."""
+"""The agent's view of its cluster: pods, labels, the pool ConfigMap, and Events to send.
+
+It puts the watches and the writers of one node together behind one object, so that the embedded
+cluster of `local/` can take its place.
+"""
 
 from __future__ import annotations
 
+from enum import Flag, auto
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -14,7 +19,6 @@ from cpupool.kube.pod_status import PodStatus
 from cpupool.kube.reflector import Reflector
 from cpupool.kube.resources import NODES, PODS
 from cpupool.telemetry import log as logs
-from cpupool.wire import koordinator
 
 if TYPE_CHECKING:
     import threading
@@ -29,6 +33,18 @@ if TYPE_CHECKING:
 log = logs.get(__name__)
 
 
+class Writes(Flag):
+    """The objects that the agent writes for others, beside Events and the failure of pods."""
+
+    NOTHING = 0
+    TOPOLOGY = auto()
+    """The node's NodeResourceTopology."""
+    CHOSEN_CPUS = auto()
+    """The CPUs that the agent chose for a pod, in an annotation."""
+    NODE_RESOURCES = auto()
+    """The node's resources by its plugins, in the node's status."""
+
+
 class ClusterView:
     """One node's view of the API server: a `PodSource`, a `NodeLabels` and an `EventSink`.
 
@@ -36,22 +52,20 @@ class ClusterView:
         server: the API server.
         node: this node's name.
         names: for the resources that are ours.
-        metrics: where the watches and Events are counted.
+        metrics: counts the watches and Events.
         changed: called when a label or the ConfigMap has become different; must not block.
         pods_changed: called when a pod has become different; must not block.
         config_map: the ConfigMap with the pool files; None where its mounted folder has to do.
-        publishes: whether the agent writes the node's topology.
-        annotates: whether the agent writes which CPUs it chose for pods.
-        describes: whether to keep what plugins for resources learn of each pod.
-        declares: whether the agent writes the node's resources.
+        describes: whether to keep the description of each pod for plugins for resources.
+        writes: the objects that the agent writes.
 
     Attributes:
-        events: where to tell users of a pod or of the node.
+        events: sends Events about a pod or the node.
         config_map: that ConfigMap; None without a name.
-        pod_status: where to write that a pod of the node has failed.
-        pod_annotations: where to write which CPUs the agent chose; None without such writes.
-        topology: where to write the node's topology; None without such writes.
-        node_status: where to write the node's resources; None if the agent does not write them.
+        pod_status: writes that a pod of the node has failed.
+        pod_annotations: writes which CPUs the agent chose; None without such writes.
+        topology: writes the node's topology; None without such writes.
+        node_status: writes the node's resources; None without such writes.
     """
 
     def __init__(
@@ -64,15 +78,13 @@ class ClusterView:
         *,
         pods_changed: Callable[[], None],
         config_map: ConfigMapName | None = None,
-        publishes: bool = False,
-        annotates: bool = False,
         describes: bool = False,
-        declares: bool = False,
+        writes: Writes = Writes.NOTHING,
     ) -> None:
         self.events = EventRecorder(server, node, metrics)
         self.pod_status = PodStatus(server)
         # A connection of its own, for the thread of another role.
-        self.pod_annotations = PodStatus(server) if annotates else None
+        self.pod_annotations = PodStatus(server) if Writes.CHOSEN_CPUS in writes else None
         self.config_map = (
             ConfigMapWatch(server, config_map, changed=changed, restarted=metrics.watch_restarted)
             if config_map
@@ -80,9 +92,10 @@ class ClusterView:
         )
         self.topology = (
             NodeTopologyObject(server, node, restarted=metrics.watch_restarted)
-            if publishes
+            if Writes.TOPOLOGY in writes
             else None
         )
+        declares = Writes.NODE_RESOURCES in writes
         self.node_status = NodeStatusObject(server, node) if declares else None
         self._node = node
         self._changed = changed
@@ -98,7 +111,7 @@ class ClusterView:
         self._nodes = Reflector(
             server,
             NODES.collection(),
-            lambda body: views.node(body, koordinator.NODE_ANNOTATIONS),
+            views.node,
             fields=f"metadata.name={node}",
             changed=self._node_changed,
             restarted=metrics.watch_restarted,
@@ -121,7 +134,7 @@ class ClusterView:
     def loops(
         self, beat: Callable[[str], None] = lambda _loop: None
     ) -> Mapping[str, Callable[[threading.Event], None]]:
-        """Return what must run, by name.
+        """Return the loops that must run, by name.
 
         Args:
             beat: called by each loop with its name, as it turns.

@@ -1,4 +1,4 @@
-"""One ConfigMap, as the API server shows it."""
+"""A watch of one ConfigMap of the API server."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ CONFIG_MAP_WATCH: Final = "ConfigMap watch"
 
 @dataclass(frozen=True, slots=True)
 class ConfigMapName:
-    """Which ConfigMap.
+    """The name of a ConfigMap in the cluster.
 
     Attributes:
-        namespace: where it is.
-        name: what it is called there.
+        namespace: its namespace.
+        name: its name there.
     """
 
     namespace: str
@@ -41,14 +41,14 @@ class ConfigMapName:
 class ConfigMapWatch:
     """Follows one ConfigMap: a `ConfigMapSource`.
 
-    What it held last stays known: while the API server is away, without the right to see it, and
-    when it is deleted.
+    The last entries stay known while the API server is away, without the right to read the
+    ConfigMap, and after its deletion.
 
     Args:
         server: the API server.
         name: which ConfigMap.
         changed: called when it has become different; must not block.
-        restarted: as for `Reflector`.
+        restarted: called with the resource and the reason when a watch has ended.
     """
 
     def __init__(

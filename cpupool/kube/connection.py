@@ -63,7 +63,7 @@ class APIConnection:
 
     @property
     def interrupted(self) -> bool:
-        """Whether an interruption has ended what was going on since `resume`."""
+        """Whether another thread has called `interrupt` since `resume`."""
         return self._interrupted.is_set()
 
     def interrupt(self) -> None:
@@ -84,7 +84,7 @@ class APIConnection:
 
         Args:
             failures: how many tries have failed in a row.
-            at_least_s: what the server asked for.
+            at_least_s: the time that the server asked for.
         """
         limit_s = min(_FIRST_PAUSE_S * 2 ** min(failures, 20), LONGEST_PAUSE_S)
         chosen_s = random.uniform(0, limit_s)  # noqa: S311 - it parts the agents of many nodes
@@ -127,7 +127,7 @@ class APIConnection:
     def watch(
         self, collection: APIPath, parameters: Mapping[str, str], silence_s: float
     ) -> Iterator[Iterator[dict[str, Any]]]:
-        """Open a watch; what is entered gives its events until the server ends it.
+        """Open a watch as a context, which gives its events until the server ends it.
 
         Args:
             collection: which objects.
@@ -165,7 +165,7 @@ class APIConnection:
 
         Args:
             target: the object, or a subresource of it.
-            timeout_s: as for `create`.
+            timeout_s: shorter than the server's usual times, where this is urgent.
 
         Raises:
             APIError: there is no answer, or it is a refusal.
@@ -177,7 +177,7 @@ class APIConnection:
         """Replace one object, and return the new version.
 
         Args:
-            target: as for `get`.
+            target: the object, or a subresource of it.
             body: with the `resourceVersion` that was read: where the object has changed since, the
                 answer is 409.
 
@@ -191,7 +191,7 @@ class APIConnection:
         """Change fields of one object, and return the new version.
 
         Args:
-            target: as for `get`.
+            target: the object, or a subresource of it.
             patch: the fields with their new values; null deletes one (RFC 7386).
 
         Raises:
@@ -205,7 +205,7 @@ class APIConnection:
         """Apply operations to one object, all or none, and return the new version.
 
         Args:
-            target: as for `get`.
+            target: the object, or a subresource of it.
             operations: as in RFC 6902; after a `test` that fails the answer is 422.
 
         Raises:
@@ -221,10 +221,10 @@ class APIConnection:
         Source: https://kubernetes.io/docs/reference/using-api/server-side-apply/.
 
         Args:
-            target: as for `get`.
+            target: the object, or a subresource of it.
             body: with `apiVersion`, `kind` and the name, and every field that is to be the
                 manager's; one that it applied before and leaves out is deleted.
-            manager: who owns these fields.
+            manager: the owner of these fields.
             force: whether to take fields from other managers; otherwise one of theirs that would
                 get another value makes the answer 409.
 
@@ -323,7 +323,7 @@ def _pieces(response: HTTPResponse) -> Iterator[bytes]:
 
 
 def _lines(resource: str, response: HTTPResponse) -> Iterator[bytes]:
-    """Cut what comes into lines; a last one that was cut off is none."""
+    """Yield the lines of a response, without a last one that was cut off."""
     line = bytearray()
     for piece in _pieces(response):
         *ends, rest = piece.split(b"\n")

@@ -1,7 +1,7 @@
-"""What plugins for resources learn of a pod: its labels and annotations, and what it requests.
+"""The description of a pod for plugins for resources: labels, annotations and requests.
 
-An annotation may request for the main container what is no resource of Kubernetes, as a NIC that
-several pods share (story 3 of the proposal *QoS Resource Manager*).
+For the main container an annotation may request a thing that is no resource of Kubernetes, such as
+a NIC that several pods share (story 3 of the proposal *QoS Resource Manager*).
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from dataclasses import replace
 from decimal import Decimal
 from typing import TYPE_CHECKING, Final
 
-from cpupool.core.quantity import Quantity
-from cpupool.core.resource_plugins import is_amount
+from cpupool.core.quantity import Quantity, is_amount
 from cpupool.core.resources import is_name, is_of_kubernetes
-from cpupool.core.workloads import Pod, PodDescription
 from cpupool.kube import views
 from cpupool.kube.fields import Field
-from cpupool.wire import json_text, katalyst
+from cpupool.policies.qrm import katalyst
+from cpupool.wire import json_text
 from cpupool.wire.json_text import JSONRefused
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Mapping
 
     from cpupool.core.names import Names
+    from cpupool.core.workloads import Pod
     from cpupool.kube.views import Body
 
 _DAEMON_SET: Final = "DaemonSet"
@@ -51,19 +51,21 @@ def pod(body: Body, names: Names) -> Pod:
             )
             for container in read.containers
         ),
-        description=PodDescription(
+        description=katalyst.described(
             metadata["labels"].texts(),
             annotations,
-            any(owner["kind"].value == _DAEMON_SET for owner in metadata["ownerReferences"]),
-            unclear,
+            of_daemon_set=any(
+                owner["kind"].value == _DAEMON_SET for owner in metadata["ownerReferences"]
+            ),
+            unclear=unclear,
         ),
     )
 
 
 def _requested(spec: Field) -> Iterator[tuple[str, dict[str, float]]]:
-    """Yield each container with what it requests.
+    """Yield each container with its requests.
 
-    Without a request its limit counts, as the API server sets it.
+    Without a request the limit is the request, as the API server sets it.
     """
     for listed in _LISTS:
         for found in spec[listed]:
@@ -85,12 +87,12 @@ def _requested(spec: Field) -> Iterator[tuple[str, dict[str, float]]]:
 def _annotated(
     annotations: Mapping[str, str], names: Names, requested: Mapping[str, float] | None
 ) -> tuple[dict[str, float], str]:
-    """Return what an annotation requests for the main container, or why it does not count.
+    """Return the requests in an annotation for the main container, or why they have no effect.
 
     Args:
         annotations: those of the pod.
         names: the annotation's name.
-        requested: what the main container requests itself; None if the pod has no such container.
+        requested: the main container's own requests; None if the pod has no such container.
     """
     text = annotations.get(names.requests)
     if text is None:

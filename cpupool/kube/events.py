@@ -1,4 +1,4 @@
-"""Kubernetes Events: what `kubectl describe` shows of a pod or node; few, and never in the way.
+"""Kubernetes Events, which `kubectl describe` shows of a pod or node: few, and without waiting.
 
 Source: k8s.io/api/core/v1 Event, and its limits in pkg/apis/core/validation/events.go; that a
 client must limit itself, and how, is client-go's: tools/record/events_cache.go.
@@ -47,13 +47,13 @@ _WORTH_A_TRY: Final = (401, 408, 429)
 class EventRecorder:
     """An `EventSink` that creates Events, from a loop of its own.
 
-    The same is said of an object once in `SAME_AGAIN_S`; of one object `BURST` things are said at
-    once, and one more every `REFILL_S`. What is too much is dropped and counted.
+    For an object it sends the same Event once in `SAME_AGAIN_S`, and `BURST` Events at once with
+    one more every `REFILL_S`. It drops and counts the others.
 
     Args:
         server: where Events are created.
         node: this node's name.
-        metrics: where dropped Events are counted.
+        metrics: counts dropped Events.
         clock: monotonic, in seconds.
     """
 
@@ -194,11 +194,11 @@ class EventRecorder:
 
 @dataclass(slots=True)
 class _Said:
-    """What was said of one object, as far as it still limits what may be said.
+    """The Events sent about one object, as far as they still limit further ones.
 
     Attributes:
         at_s: reason and message → when.
-        full_at_s: when the whole burst may be said again.
+        full_at_s: when a whole burst may be sent again.
     """
 
     at_s: dict[tuple[str, str], float] = field(default_factory=dict)

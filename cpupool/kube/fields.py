@@ -21,7 +21,7 @@ class Field:
     Attributes:
         source: the object, for messages.
         path: the way from there; empty for the object itself.
-        value: what stands there; None where nothing does.
+        value: the value there; None where there is none.
     """
 
     source: str

@@ -30,7 +30,8 @@ _PROXY: Final = "run `kubectl proxy` with this kubeconfig, and name its address 
 def api_server(files: str, context: str = "") -> APIServer:
     """Return the API server of a kubeconfig's context, with its credentials.
 
-    An exec plugin is run, which may ask its user something; it has no time limit, as in kubectl.
+    The function runs an exec plugin, which may ask its user something, without a time limit, as
+    kubectl does.
 
     Args:
         files: the kubeconfig, or several with colons between them, as in `KUBECONFIG`.
@@ -60,12 +61,12 @@ def api_server(files: str, context: str = "") -> APIServer:
 class KubeconfigCredentials:
     """The user of a kubeconfig's context: `Credentials`.
 
-    A token with an expiry is renewed before it expires. Everything else is read again when the API
-    server has refused it, exec plugins included.
+    The class renews a token with an expiry before it expires. It reads everything else again, exec
+    plugins included, when the API server has refused it.
 
     Args:
-        files: as for `api_server`.
-        context: as for `api_server`.
+        files: the kubeconfig, or several with colons between them, as in `KUBECONFIG`.
+        context: which context; empty for the current one.
     """
 
     def __init__(self, files: str, context: str) -> None:
@@ -75,7 +76,7 @@ class KubeconfigCredentials:
         self._loaded: Configuration | None = None
 
     def authorization(self) -> str:
-        """Return the Authorization header; empty where a certificate says who we are.
+        """Return the Authorization header; empty where a certificate is the identity.
 
         Raises:
             NoAPIServer: the kubeconfig gives no credentials any more.
@@ -89,7 +90,7 @@ class KubeconfigCredentials:
                 return header
 
     def certificate(self) -> tuple[Path, Path] | None:
-        """Return the files of the certificate and its key; None where a token says who we are.
+        """Return the files of the certificate and its key; None where a token is the identity.
 
         Raises:
             NoAPIServer: the kubeconfig gives no credentials any more.
@@ -108,7 +109,8 @@ class KubeconfigCredentials:
         """Read the kubeconfig, and do what it says to log in.
 
         Raises:
-            NoAPIServer: as for `api_server`.
+            NoAPIServer: there is no such file or context, it gives no credentials, or it asks for
+                what cpupool does not do: a proxy, or a server whose certificate is not verified.
         """
         if not any(Path(file).expanduser().exists() for file in self._files.split(":") if file):
             raise NoAPIServer(f"{self._files}: no such file; name a kubeconfig that is there")
@@ -134,7 +136,7 @@ class KubeconfigCredentials:
 
     @contextmanager
     def _errors(self) -> Iterator[list[str]]:
-        """Collect what the client logs, and turn what it raises into a NoAPIServer."""
+        """Collect the log lines of the client, and turn its errors into a NoAPIServer."""
         said: list[str] = []
         handler = _Collector(said)
         logging.getLogger().addHandler(handler)

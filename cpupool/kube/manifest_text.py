@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
+from contextlib import suppress
+from itertools import islice
 from typing import TYPE_CHECKING, Final, cast
 
 import yaml
+from yaml.composer import Composer
+from yaml.resolver import BaseResolver
 
+from cpupool.config import yaml_loader
+from cpupool.config.yaml_loader import FastLoader
 from cpupool.core.errors import Location, ManifestError
 from cpupool.wire import json_text
 from cpupool.wire.json_text import JSONRefused
@@ -14,11 +21,13 @@ from cpupool.wire.json_text import JSONRefused
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+_JSON: Final = re.compile(r'\s*\{(?=\s*(?:["}]|$))(?s:(?!.*\n---))')
+"""An object of JSON, and no document of YAML after it: `{kind: Pod}` is YAML, too."""
 _UNEXPECTED: Final = (ValueError, LookupError, AttributeError, OverflowError, TypeError)
-"""What PyYAML's constructors raise for a value that its tag does not allow, as `!!bool x`."""
+"""The errors of PyYAML's constructors for a value that its tag does not allow, as `!!bool x`."""
 
 
-class _Loader(yaml.SafeLoader):
+class _Kubernetes(Composer, BaseResolver):
     """YAML as Kubernetes reads it: a date is a text. An alias is refused: few make a huge body."""
 
     _depth = 0
@@ -29,7 +38,7 @@ class _Loader(yaml.SafeLoader):
     }
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        event = self.peek_event()  # type: ignore[no-untyped-call]  # a gap in the stubs
+        event = self.peek_event()  # type: ignore[attr-defined]  # the parser's
         what = ""
         if isinstance(event, yaml.AliasEvent):
             what = "aliases are not supported; write the value out in full"
@@ -44,6 +53,14 @@ class _Loader(yaml.SafeLoader):
         return node
 
 
+class _FastLoader(_Kubernetes, FastLoader):
+    """libyaml's parser."""
+
+
+class _Loader(_Kubernetes, yaml.SafeLoader):
+    """PyYAML's parser."""
+
+
 def documents(name: str, text: str) -> Iterator[tuple[Location, object]]:
     """Yield the documents of a text, with the places where they begin: values that JSON has.
 
@@ -56,25 +73,38 @@ def documents(name: str, text: str) -> Iterator[tuple[Location, object]]:
     """
     try:
         # JSON by its own parser: a node's PodList is long, and JSON may be indented with tabs.
-        if text.lstrip().startswith("{"):
+        if _JSON.match(text):
             yield Location(name), json_text.load(text)
             return
-        loader = _Loader(text)
-        while loader.check_node():
-            node = cast("yaml.Node", loader.get_node())
-            start = node.start_mark
-            location = Location(name, start.line + 1, start.column + 1)
-            document = loader.construct_document(node)
-            # No API server takes a set, bytes or NaN.
-            json.dumps(document, allow_nan=False)
-            yield location, document
+        read = 0
+        if yaml_loader.is_fast(text):
+            # PyYAML's own parser goes on where this one fails, and says what is wrong.
+            with suppress(yaml.YAMLError, *_UNEXPECTED):
+                for location, document in _each(name, _FastLoader(text)):
+                    read += 1
+                    yield location, document
+                return
+        yield from islice(_each(name, _Loader(text)), read, None)
     except JSONRefused as error:
         where = Location(name, error.line, error.column)
         raise ManifestError(str(where), "", error.what) from error
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = Location(name, mark.line + 1, mark.column + 1) if mark else Location(name)
-        raise ManifestError(str(where), "", error.problem or "this is not YAML") from error
+        what = error.problem or "this is not YAML"
+        if isinstance(error, yaml.scanner.ScannerError | yaml.parser.ParserError):
+            what += "; correct the YAML"
+        raise ManifestError(str(where), "", what) from error
     except (yaml.YAMLError, *_UNEXPECTED) as error:
         what = " ".join(f"{type(error).__name__}: {error}".split())
         raise ManifestError(name, "", f"this is not YAML that JSON can say: {what}") from error
+
+
+def _each(name: str, loader: _FastLoader | _Loader) -> Iterator[tuple[Location, object]]:
+    while loader.check_node():
+        node = cast("yaml.Node", loader.get_node())
+        start = node.start_mark
+        document = loader.construct_document(node)
+        # No API server takes a set, bytes or NaN.
+        json.dumps(document, allow_nan=False)
+        yield Location(name, start.line + 1, start.column + 1), document

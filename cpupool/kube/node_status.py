@@ -35,7 +35,8 @@ class NodeStatusObject:
         """
         body = node_status.applied(self._node, node_uid, amounts)
         target = NODES.object(self._node, subresource="status")
-        # The kubelet has what it has zeroed; the role leaves what another program has set.
+        # The kubelet is the manager of the fields that it has zeroed, so only force gets them; the
+        # role leaves out the fields of other programs.
         self._connection.apply(target, body, manager=node_status.MANAGER, force=True)
 
     def interrupt(self) -> None:

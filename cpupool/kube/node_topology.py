@@ -1,4 +1,4 @@
-"""The NodeResourceTopology of this node in the API server: followed, and applied."""
+"""The NodeResourceTopology of this node in the API server, which cpupool follows and applies."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GRANT: Final = (
     "apply an overlay with the component daemonsets/topology-reporter, or set --node-topology=off"
 )
 _LOOK_S: Final = 60.0
-"""How often to look for a CRD or a right that is missing."""
+"""The time between two looks for a CRD or a right that is missing."""
 _NOT_FOUND: Final = 404
 _VERSIONS: Final = " or ".join(node_topology.VERSIONS)
 _NO_CRD: Final = f"the API server serves no {node_topology.KIND} of {_VERSIONS}"
@@ -43,7 +43,7 @@ class NodeTopologyObject:
     Args:
         server: the API server.
         node: the node's name, and the object's.
-        restarted: as for `Reflector`.
+        restarted: called with the resource and the reason when a watch has ended.
         look_s: how often to look for a CRD or a right that is missing.
     """
 

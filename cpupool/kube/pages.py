@@ -1,4 +1,4 @@
-"""A page of a list, read object by object: what is parsed takes twenty times its text."""
+"""A page of a list, read object by object: a parsed object takes twenty times its text."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def read(pieces: Iterator[bytes], longest: int, take: Callable[[Any], None]) -> 
 
 
 class _Text:
-    """JSON text of which a part is there; a value is parsed once it is there as a whole."""
+    """A JSON text that comes in pieces; it parses a value once the whole value is there."""
 
     def __init__(self, pieces: Iterator[bytes], longest: int) -> None:
         self._pieces = pieces
@@ -120,7 +120,7 @@ class _Text:
             there = len(self._text) - self._at
             if there > self._longest:
                 raise PageError(f"a part is longer than {self._longest} characters")
-            # Twice as much each time: what is parsed in vain is no more than what is not.
+            # Twice as much each time: the parser reads no more in vain than it needs.
             self._more(2 * there)
 
     def _more(self, least: int) -> None:

@@ -1,7 +1,7 @@
 """Runs a command in a container, over the websocket of `pods/exec`.
 
 This is the only module that imports `websocket`, which comes with the extra `cluster`. The socket
-below it is `APIServer`'s: one TLS, one login and one address for everything that is asked.
+below it is `APIServer`'s, so all requests have the same TLS settings, credentials and address.
 
 Source: the channels and protocols of k8s.io/apimachinery/pkg/util/remotecommand/constants.go, and
 https://kubernetes.io/docs/reference/using-api/api-concepts/ for the websocket.
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from cpupool.kube.resources import APIPath
 
 LIMIT_S: Final = 60.0
-"""How long a command may take."""
+"""The longest time that a command may take."""
 _PROTOCOLS: Final = ("v5.channel.k8s.io", "v4.channel.k8s.io")
 _STDOUT: Final = 1
 _STDERR: Final = 2
@@ -98,8 +98,8 @@ class Ended:
     """A command that has ended.
 
     Attributes:
-        stdout: what it has written.
-        stderr: what it has written there.
+        stdout: its output.
+        stderr: its error output.
         code: its exit code.
     """
 
@@ -160,9 +160,10 @@ def run(
 
 
 def _read(websocket: WebSocket) -> Mapping[int, bytearray]:
-    """Return what comes on each channel, until the server has closed the websocket.
+    """Return the bytes of each channel, until the server has closed the websocket.
 
-    What ends before is cut off: the server may send the exit code before the last of stdout.
+    An answer that ends before is cut off: the server may send the exit code before the last of
+    stdout.
     """
     said: dict[int, bytearray] = {}
     while True:

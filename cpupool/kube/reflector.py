@@ -36,14 +36,14 @@ T = TypeVar("T")
 class Reflector(Generic[T]):
     """Follows the objects of a collection: of a namespace or the whole cluster, all or selected.
 
-    What is known stays known while the API server is away. Only what `convert` returns is kept: of
-    the bodies, one at a time is in memory.
+    The known objects stay known while the API server is away. The class keeps only the results of
+    `convert`: one body at a time is in memory.
 
     Args:
         server: the API server.
         collection: which objects.
-        convert: from a body to what is kept; raises ManifestError for one that it cannot read, and
-            then the value of before stays.
+        convert: turns a body into the value to keep; raises ManifestError for one that it cannot
+            read, and then the earlier value stays.
         fields: a field selector; empty for all objects.
         labels: a label selector; empty for all objects.
         changed: called when something has become different; must not block.
@@ -231,11 +231,11 @@ class Reflector(Generic[T]):
             self._connection.pause(self._failures - 1)
             return
         if error.version_lost or error.reason == "malformed":
-            # What was missed is not known, so only a list can tell how things stand.
+            # The agent does not know which events it has missed, so it must list again.
             self._version = ""
             self._cache_will_do = False
         if error.version_lost:
-            # A server that says so is back: how long it was away no longer counts.
+            # A server that says so is back: the failures before that no longer matter.
             self._losses += 1
             self._failures = self._losses
         # A single failure is nothing: every load balancer drops a connection now and then.

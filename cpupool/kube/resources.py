@@ -1,4 +1,4 @@
-"""The paths of the Kubernetes API: which resource, in which namespace, which object.
+"""The paths of the Kubernetes API, which name a resource, a namespace and an object.
 
 Source: https://kubernetes.io/docs/reference/using-api/api-concepts/#resource-uris.
 """
@@ -18,7 +18,7 @@ class APIPath:
     """A path that a request names.
 
     Attributes:
-        resource: what is there, in the words of RBAC: `pods`, `pods/status`.
+        resource: the resource in the words of RBAC: `pods`, `pods/status`.
         text: the path, from `/api` or `/apis` on.
     """
 

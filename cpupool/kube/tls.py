@@ -1,4 +1,4 @@
-"""Which certificates of the API server are trusted, and what is wrong with any other.
+"""The trust in certificates of the API server, and the reasons against other certificates.
 
 The rules are kubectl's: Go's crypto/x509 accepts CAs that lack extensions of RFC 5280, and takes an
 intermediate CA as an anchor. From Python 3.13 on the default contexts require these extensions.
@@ -50,9 +50,9 @@ def remedy(
     """Return the facts about a certificate that was refused, and what to do.
 
     Args:
-        error: why it was refused.
-        ca: as for `client_context`.
-        address: of the server, which is asked once more.
+        error: the reason of the refusal.
+        ca: the file of the trusted CAs; None for those of this machine.
+        address: the server's; the function asks it once more.
         timeout_s: how long the server may be silent meanwhile.
     """
     parts = []

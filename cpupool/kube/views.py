@@ -1,4 +1,4 @@
-"""From texts to pod bodies, and from a body to what placing pods on CPUs needs.
+"""The bodies of Kubernetes' objects as values, with the facts that placing pods on CPUs needs.
 
 A body is a dict with Kubernetes' field names (k8s.io/api/core/v1/types.go). Fields that cpupool
 does not read may hold anything.
@@ -9,20 +9,26 @@ from __future__ import annotations
 import base64
 import copy
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from cpupool.core.errors import ManifestError, QuantityError
-from cpupool.core.names import CRIO_LOAD_BALANCING, DISABLE, STATIC_POD_HASH, STATIC_POD_MIRROR
+from cpupool.core.names import (
+    CRIO_LOAD_BALANCING,
+    DISABLE,
+    NODE_CRITICAL,
+    STATIC_POD_HASH,
+    STATIC_POD_MIRROR,
+)
 from cpupool.core.node_topology import HUGE_PAGES
 from cpupool.core.quantity import Quantity
 from cpupool.core.resources import (
     CPU,
     MEMORY,
+    PodResources,
     Requirements,
     is_extended,
     pod_limit_milli,
-    qos_class,
 )
 from cpupool.core.workloads import (
     Container,
@@ -33,13 +39,12 @@ from cpupool.core.workloads import (
     PodUID,
     QoSClass,
 )
-from cpupool.kube import templates
 from cpupool.kube.fields import Field, shown
-from cpupool.kube.manifest_text import documents
-from cpupool.wire import node_status, orchestration
+from cpupool.policies.koordinator import node_rules, pod_annotations
+from cpupool.wire import node_status
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Iterable
 
     from cpupool.core.names import Names
 
@@ -47,8 +52,7 @@ Body = Mapping[str, Any]
 """An object, most often a pod, as the API server writes it in JSON."""
 
 COMPONENT: Final = "cpupool"
-"""Who our Events say they are from."""
-_LISTS: Final = ("PodList", "List")
+"""The component that our Events name as their source."""
 _STATUS_LISTS: Final = (
     "initContainerStatuses",
     "containerStatuses",
@@ -57,25 +61,6 @@ _STATUS_LISTS: Final = (
 _RUNNING: Final = "Running"
 _FINISHED: Final = ("Succeeded", "Failed")
 _YES_OR_NO: Final = {"true": True, "false": False}
-_NODE_CRITICAL: Final = "system-node-critical"
-
-
-def pods_from_text(name: str, text: str, *, copies: bool = True) -> list[dict[str, Any]]:
-    """Read the pod bodies of a JSON text or of all documents of a YAML text.
-
-    Args:
-        name: the file, for messages.
-        text: Pods, workloads with a template for pods, and lists of these.
-        copies: whether a workload stands for each of its pods, or for one.
-
-    Raises:
-        ManifestError: the text is not YAML or JSON, or holds something else than pods.
-    """
-    found: list[dict[str, Any]] = []
-    for location, document in documents(name, text):
-        if document is not None:
-            found += _pods_in(Field(str(location), "", document), copies=copies)
-    return found
 
 
 def created(body: Body, uid: str) -> dict[str, Any]:
@@ -107,45 +92,23 @@ def pod(body: Body, names: Names) -> Pod:
         raise ManifestError(top.source, error.path, str(error)) from error
 
 
-def koordinator_texts(
-    body: Body, names: Names, split: str
-) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the labels and annotations of Koordinator of a pod that `pod` can read.
-
-    The priority class that the pod's priority stands for becomes a label.
-
-    Args:
-        body: the pod.
-        names: the names of cpupool.
-        split: the key for the annotation that splits the pod's CPUs.
-    """
-    top = Field.of(body)
-    metadata = top["metadata"]
-    known = {key: key for key in orchestration.ANNOTATIONS} | {names.split: split}
-    labels = _known(metadata["labels"], {key: key for key in orchestration.LABELS})
-    annotations = _known(metadata["annotations"], known)
-    priority = orchestration.priority_class(labels, _priority(top["spec"]["priority"]))
-    if priority and not labels.get(orchestration.PRIORITY_CLASS):
-        labels[orchestration.PRIORITY_CLASS] = priority
-    return labels, annotations
-
-
-def node(body: Body, read: Collection[str] = ()) -> Node:
-    """Read a node.
-
-    Args:
-        body: the node.
-        read: the annotations to keep.
+def node(body: Body) -> Node:
+    """Read a node, with the rules for its CPUs in its labels and annotations.
 
     Raises:
         ManifestError: a label or an annotation is no text.
     """
     metadata = Field("node", "", body)["metadata"]
-    annotations = metadata["annotations"]
+    labels = {key: value.text("") for key, value in metadata["labels"].entries()}
+    annotations = {
+        key: metadata["annotations"][key].text("")
+        for key in node_rules.NODE_ANNOTATIONS
+        if metadata["annotations"][key].value is not None
+    }
     return Node(
         metadata["uid"].text(""),
-        {key: value.text("") for key, value in metadata["labels"].entries()},
-        {key: annotations[key].text("") for key in read if annotations[key].value is not None},
+        labels,
+        node_rules.of_node(labels, annotations),
         node_status.resources(body),
     )
 
@@ -276,12 +239,19 @@ def _pod(top: Field, names: Names) -> Pod:
         (kind, found, _requirements(found["resources"], names))
         for kind, found in _container_fields(spec)
     ]
-    qos = _qos(status["qosClass"]) or qos_class(
-        pod_level, (needs for kind, _, needs in asked if kind is not ContainerKind.EPHEMERAL)
+    resources = PodResources(
+        pod_level, tuple((kind, needs) for kind, _, needs in asked), _overhead(spec)
     )
+    qos = _qos(status["qosClass"]) or resources.qos
     # The kubelet gives no CPUs of their own to containers of a pod with resources of its own
     # (KEP-2837; the gate PodLevelResourceManagers is off by default).
     owns = qos is QoSClass.GUARANTEED and not (pod_level.requests or pod_level.limits)
+    orchestrated = pod_annotations.of_pod(
+        metadata["labels"].texts(),
+        annotations.texts(),
+        _priority(spec["priority"]),
+        split=names.split,
+    )
     containers = tuple(
         _containers(top, asked, names, owns=owns, guaranteed=qos is QoSClass.GUARANTEED)
     )
@@ -294,23 +264,27 @@ def _pod(top: Field, names: Names) -> Pod:
         cgroup_uid=static if mirrored else "",
         finished=status["phase"].text("") in _FINISHED,
         running=status["phase"].text("") == _RUNNING,
-        limit_milli=pod_limit_milli(pod_level, _overhead(spec), qos, containers),
-        node_critical=spec["priorityClassName"].text("") == _NODE_CRITICAL,
+        limit_milli=pod_limit_milli(pod_level, resources.overhead, qos, containers),
+        level_milli=resources.level_milli,
+        overhead_milli=resources.overhead_milli,
+        node_critical=spec["priorityClassName"].text("") == NODE_CRITICAL,
         created=metadata["creationTimestamp"].text(""),
         ending=metadata["deletionTimestamp"].text("") != "",
         ends_s=metadata["deletionTimestamp"].unix_s(),
-        orchestration=orchestration.of_pod(
-            metadata["labels"].texts(),
-            annotations.texts(),
-            _priority(spec["priority"]),
-            split=names.split,
-        ),
+        unequal=_unequal(resources, containers) if orchestrated else "",
+        orchestration=orchestrated,
         memory_migrates=_YES_OR_NO.get(annotations[names.memory_migrates].text("false")),
     )
 
 
-def _known(found: Field, keys: Mapping[str, str]) -> dict[str, str]:
-    return {keys[key]: text for key, text in found.texts().items() if key in keys}
+def _unequal(resources: PodResources, containers: tuple[Container, ...]) -> str:
+    """Return `Pod.unequal`."""
+    found = next(resources.unequal(), None)
+    if found is None:
+        return ""
+    whose = "pod" if found.container is None else f"container {containers[found.container].name}"
+    limit = f"the limit {shown(found.limit.text)}" if found.limit else "no limit"
+    return f"{whose} requests {shown(found.request.text)} of {found.resource} and has {limit}"
 
 
 def _priority(found: Field) -> int | None:
@@ -423,26 +397,3 @@ def _running_ids(status: Field) -> Iterator[tuple[str, ContainerID]]:
             if identifier and not ended and identifier != previous:
                 bare = identifier.rpartition("://")[2]
                 yield found["name"].text(), ContainerID(bare)
-
-
-def _pods_in(found: Field, *, copies: bool) -> Iterator[dict[str, Any]]:
-    document = found.value
-    if not isinstance(document, dict):
-        raise found.error("this is not a mapping; a Pod is expected")
-    kind = document.get("kind")
-    if kind == "Pod":
-        yield document
-    elif kind in _LISTS:
-        items = found["items"]
-        if not isinstance(items.value, list):
-            raise items.error("is missing or not a list")
-        for item in items:
-            # The API server leaves out the kind of a PodList's items.
-            whole = {"kind": "Pod", **item.value} if isinstance(item.value, dict) else item.value
-            yield from _pods_in(replace(item, value=whole), copies=copies)
-    elif kind in templates.COUNTS:
-        yield from templates.pods(found, copies=copies)
-    else:
-        problem = "is missing; it must be" if kind is None else f"{str(kind)[:60]!r} is not"
-        known = ", ".join(("Pod", *templates.COUNTS))
-        raise found["kind"].error(f"{problem} one of {known}, or a list of them")

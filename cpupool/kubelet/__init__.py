@@ -1,1 +1,1 @@
-"""The kubelet's doors: device plugin, registration, podresources, checkpoint file."""
+"""The interfaces of the kubelet: device plugin, registration, podresources, checkpoint file."""

@@ -1,4 +1,7 @@
-"""The kubelet's device checkpoint file, read again only when it has changed."""
+"""The kubelet's device checkpoint file, which this module reads again only when it has changed.
+
+The file says which devices the kubelet gave to each container, also to init containers.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ class CheckpointFile:
         self._found: Mapping[str, PodDevices] = {}
 
     def by_pod_uid(self) -> Mapping[str, PodDevices]:
-        """Return pod UID → container name → resource name → what it was given.
+        """Return pod UID → container name → resource name → its devices.
 
         Raises:
             HostFileError: the file cannot be read.
@@ -57,7 +60,7 @@ class CheckpointFile:
     def mounted(self) -> frozenset[str]:
         """Return the host paths that device plugins have had mounted into containers.
 
-        A container is started with the stored reply again and again until its pod has ended.
+        The kubelet starts a container with the stored reply each time until its pod has ended.
 
         Raises:
             HostFileError: the file cannot be read.

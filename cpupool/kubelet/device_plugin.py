@@ -30,9 +30,9 @@ from cpupool.api.deviceplugin_pb2 import (
     PreStartContainerResponse,
 )
 from cpupool.core.errors import AllocationError, HostFileError, NoDevicesAsked
-from cpupool.kubelet.methods import streaming, unary
 from cpupool.kubelet.registration import register
-from cpupool.kubelet.serving import Server
+from cpupool.rpc.methods import streaming, unary
+from cpupool.rpc.serving import Server
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
@@ -40,13 +40,13 @@ if TYPE_CHECKING:
 
     from grpclib.const import Handler
 
+    from cpupool.core import mounts
     from cpupool.core.devices import Offer
     from cpupool.core.requests import Resource
-    from cpupool.kubelet.serving import ServingLoop
-    from cpupool.manager import ports
     from cpupool.manager.manager import Manager
+    from cpupool.rpc.serving import ServingLoop
 
-    _Mounts = Callable[[], Iterable[ports.Mount]]
+    _Mounts = Callable[[], Iterable[mounts.Mount]]
 
 _SERVICE: Final = "/v1beta1.DevicePlugin"
 HEALTHY: Final = "Healthy"
@@ -69,7 +69,7 @@ def endpoint(resource: Resource) -> str:
 
 
 def options(resource: Resource) -> DevicePluginOptions:
-    """Return what the kubelet shall ask; the ids of a shared pool are alike, none is preferred."""
+    """Return the calls that the kubelet shall make; of a shared pool's ids none is preferred."""
     return DevicePluginOptions(get_preferred_allocation_available=resource.kind.exclusive)
 
 
@@ -90,7 +90,7 @@ class DevicePlugin:
 
     Args:
         manager: the node's state.
-        resource: what it serves.
+        resource: the resource that it serves.
         mounts: gives what a container of the pool gets mounted.
         changed: called when `watched` may have changed.
     """
@@ -129,7 +129,7 @@ class DevicePlugin:
         )
 
     def _tell_options(self, _request: Empty) -> DevicePluginOptions:
-        """Answer what was also said at registration."""
+        """Answer with the options that the registration had, too."""
         return self._options
 
     async def _list_and_watch(self, _request: Empty) -> AsyncGenerator[bytes, None]:
@@ -166,7 +166,7 @@ class DevicePlugin:
         return response
 
     def _allocate(self, request: AllocateRequest) -> AllocateResponse:
-        """Return environment, annotations and mounts per container; the devices are promised.
+        """Return environment, annotations and mounts per container; promise the devices.
 
         A container of two pools gets two replies. Of mounts with one container path the kubelet
         keeps one, any if their host paths differ, and its checkpoint names both
@@ -252,7 +252,7 @@ class DevicePluginServer:
 
     Args:
         manager: the node's state.
-        resource: what it serves.
+        resource: the resource that it serves.
         folder: where the kubelet looks for plugins' sockets.
         loop: serves; must run whenever this is started or stopped.
         mounts: gives what a container of the pool gets mounted.
@@ -260,7 +260,7 @@ class DevicePluginServer:
     Attributes:
         name: the extended resource that it provides.
         endpoint: the socket's name.
-        options: what the kubelet shall ask the plugin.
+        options: the calls that the kubelet shall make.
     """
 
     def __init__(

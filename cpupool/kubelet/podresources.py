@@ -1,4 +1,4 @@
-"""The kubelet's podresources service, v1: who has which devices.
+"""The kubelet's podresources service, v1, which says which devices each container has.
 
 The kubelet answers 100 calls a second in all (burst 10) and leaves plain init containers out:
 callers ask once per round, not once per pod.
@@ -20,24 +20,24 @@ from cpupool.api.podresources_pb2 import (
     ListPodResourcesRequest,
     ListPodResourcesResponse,
 )
-from cpupool.channel import CallFailed, dialled
 from cpupool.core.cpuset import MAX_CPU, CPUSet
 from cpupool.core.devices import NATIVE_CPU, AllocatedDevices, nodes_of
 from cpupool.core.errors import RemoteProtocolError
 from cpupool.core.node_topology import Amounts, KubeletAmounts
+from cpupool.rpc.channel import CallFailed, dialled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from cpupool.api.podresources_pb2 import ContainerResources
-    from cpupool.channel import Channel
     from cpupool.core.devices import PodDevices
+    from cpupool.rpc.channel import Channel
 
 
 _SERVICE: Final = "/v1.PodResourcesLister"
 _RETRY_SHARE: Final = 5
-"""A kubelet that hangs is asked again after so many times as long as it was waited for."""
+"""After a kubelet did not answer in time, the pause is so many times as long as the wait was."""
 _ByNode = dict[str, dict[int, Amounts]]
 _NO_DEVICES: Final = AllocatedDevices(frozenset())
 
@@ -64,7 +64,7 @@ class PodResources:
         self._retry_at_s = now_s()
 
     def by_pod_name(self) -> Mapping[tuple[str, str], PodDevices]:
-        """Return (namespace, pod name) → container name → resource name → what it was given.
+        """Return (namespace, pod name) → container name → resource name → its devices.
 
         The CPUs that its static CPU manager gave a container alone come under `cpu`. The blocks of
         its memory manager come under `memory` or the name of a huge page, without ids.
@@ -102,7 +102,7 @@ class PodResources:
     def allocatable_cpus(self) -> CPUSet:
         """Return the CPUs that the kubelet's own CPU manager hands out.
 
-        Those that are not reserved under the policy static, and none under the policy none
+        They are those that are not reserved under the policy static, and none under the policy none
         (kubernetes: pkg/kubelet/cm/cpumanager, GetAllocatableCPUs of each policy).
 
         Raises:
@@ -115,7 +115,7 @@ class PodResources:
     def amounts(self) -> KubeletAmounts:
         """Return how much of all plugins' devices and of pinned memory each NUMA node has.
 
-        A device counts on each of its nodes, as in the hints of the kubelet's device manager.
+        A device is in the amount of each of its nodes, as in the hints of the device manager.
         Memory is in bytes, and there only with the kubelet's memory manager.
 
         Raises:

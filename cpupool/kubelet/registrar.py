@@ -1,4 +1,4 @@
-"""Keeps plugins known to the kubelet that runs now: its identity, registration, and back-off.
+"""Keeps plugins registered with the kubelet that runs now, across restarts of either.
 
 Level-triggered: each look compares what should be (the socket of a plugin in place, the plugin
 registered and watched) with what is, and mends the difference. So a kubelet that restarts (it wipes
@@ -25,7 +25,7 @@ log = logs.get(__name__)
 _FIRST_RETRY_S: Final = 0.05
 _LAST_RETRY_S: Final = 10.0
 _DIAL_S: Final = 10.0
-"""How long the kubelet may take to dial a plugin that it has accepted: its own timeout
+"""The time that the kubelet may take to dial a plugin that it has accepted: its own timeout
 (kubernetes pkg/kubelet/cm/devicemanager/plugin/v1beta1/client.go)."""
 
 _KubeletIdentity = tuple[int, int]
@@ -127,7 +127,7 @@ class Registrar:
                 registration.failures, registration.due_s = 0, 0.0
 
     def attend(self, plugin: Plugin) -> bool:
-        """Mend what is wrong with a plugin, and return whether there was something to do."""
+        """Repair the registration of a plugin, and return whether there was something to do."""
         registration = self._registrations.setdefault(plugin.name, _Registration())
         settled = self._kubelet is None or self._serves(plugin, registration)
         if settled and plugin.listening:
@@ -148,11 +148,11 @@ class Registrar:
         return True
 
     def forget(self, plugin: Plugin) -> None:
-        """Drop what is known of a plugin that has been stopped."""
+        """Drop the state of a plugin that has been stopped."""
         self._registrations.pop(plugin.name, None)
 
     def missing(self, plugin: Plugin) -> str:
-        """Return what keeps the kubelet from knowing and watching a plugin; empty for nothing."""
+        """Return why the kubelet does not know or watch a plugin; empty if it does both."""
         registration = self._registrations.get(plugin.name, _Registration())
         if self._serves(plugin, registration):
             return ""
@@ -161,13 +161,13 @@ class Registrar:
 
     @property
     def absent(self) -> str:
-        """Why there is no kubelet to register with; empty where there is one."""
+        """The reason why there is no kubelet to register with; empty where there is one."""
         return "" if self._kubelet else f"{self._socket} is not there; start the kubelet"
 
     def pause_s(self, longest_s: float) -> float:
         """Return how long to wait until the next attempt is due, at most `longest_s`."""
         now_s = time.monotonic()
-        # What has come due since it was attended to is not to wait for the next look.
+        # An attempt that has come due since its plugin's turn must not wait for the next look.
         waits = (
             max(registration.due_s - now_s, 0.0)
             for registration in self._registrations.values()

@@ -1,11 +1,11 @@
-"""Telling the kubelet of a device plugin."""
+"""The registration of a device plugin with the kubelet."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
 from cpupool.api.deviceplugin_pb2 import DevicePluginOptions, Empty, RegisterRequest
-from cpupool.channel import dialled
+from cpupool.rpc.channel import dialled
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,7 +28,7 @@ def register(
         kubelet_socket: `device-plugins/kubelet.sock`.
         endpoint: the base name of the plugin's socket, in the same folder.
         resource: the extended resource that it provides.
-        options: what the plugin wants to be asked.
+        options: the calls that the plugin wants to get.
         timeout_s: how long to wait for the answer.
 
     Raises:

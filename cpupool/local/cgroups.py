@@ -247,7 +247,9 @@ class EmulatedCgroups:
             file.write(f"{pid}\n")
         with self._lock:
             self._members.setdefault(directory, []).append(pid)
-            _apply(CPUSet.parse(_cpus_of(directory)), [pid])
+            # Where two writes have mixed, `_run` puts the file right and applies it.
+            with suppress(CPUSetParseError):
+                _apply(CPUSet.parse(_cpus_of(directory)), [pid])
 
     def remove(self, path: str) -> None:
         """Remove a cgroup with those below it."""
@@ -271,7 +273,8 @@ class EmulatedCgroups:
                     except CPUSetParseError:
                         # Two writes at once have mixed in this plain file; the kernel would accept
                         # one after the other.
-                        self._put(directory, "cpuset.cpus", applied.get(directory, str(self._cpus)))
+                        before = applied.pop(directory, str(self._cpus))
+                        self._put(directory, "cpuset.cpus", before)
                     else:
                         applied[directory] = text
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from cpupool.core.workloads import Node
+from cpupool.kube import views
 from cpupool.telemetry import log as logs
 
 if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Mapping
 
-    from cpupool.core.workloads import Pod
-    from cpupool.manager.ports import EventSink, PodSource
+    from cpupool.core.events import EventSink
+    from cpupool.core.workloads import Node, Pod
+    from cpupool.manager.ports import PodSource
 
 log = logs.get(__name__)
 
@@ -38,7 +39,7 @@ class EmbeddedCluster:
         source: the source of the pods; it wakes the agent by itself.
         node_labels: the node's labels.
         events: receives the Events.
-        config_map: None: the folder of pool files counts.
+        config_map: None: the agent reads the folder of pool files.
         pod_status: None: the status of a pod is the kubelet's alone.
         pod_annotations: None: there is no scheduler.
         topology: None: there is no scheduler.
@@ -68,7 +69,7 @@ class EmbeddedCluster:
 
     def node(self) -> Node:
         """Return the node."""
-        return Node("", self.node_labels)
+        return views.node({"metadata": {"labels": self.node_labels}})
 
     def loops(
         self, beat: Callable[[str], None] = lambda _loop: None

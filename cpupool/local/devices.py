@@ -12,12 +12,11 @@ import heapq
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from cpupool.core.cpu_manager import TopologyHint
 from cpupool.core.errors import NotEnoughDevices
-from cpupool.core.resources import CPU
-from cpupool.core.workloads import ContainerKind
+from cpupool.core.workloads import pod_request_milli
 from cpupool.policies import hints
 from cpupool.policies.hints import Merged
 from cpupool.wire.kubelet_checkpoint import NO_NODE
@@ -27,9 +26,8 @@ if TYPE_CHECKING:
 
     from cpupool.core.cpu_manager import TopologyPolicy
     from cpupool.core.requests import Resource
-    from cpupool.core.workloads import Container, Pod
+    from cpupool.core.workloads import Pod
 
-_Name = TypeVar("_Name", bound=str)
 IDs = frozenset[str]
 Prefer = Callable[[IDs, IDs, int], IDs]
 """(available, must include, size) → the devices that the plugin prefers; empty without any."""
@@ -159,39 +157,22 @@ def by_node(ids: IDs, listing: Listing) -> dict[int, tuple[str, ...]]:
 
 
 def total_requests(pod: Pod) -> Counter[Resource]:
-    """Return resource → the amount that the scheduler counts for a pod.
-
-    App containers and sidecars add up; a plain init container needs its own amount in addition to
-    the sidecars that started before it. The largest sum at any time counts.
-    """
-    return _largest_sum(pod, lambda container: container.requests)
-
-
-def total_cpu_milli(pod: Pod) -> int:
-    """Return the native cpu that the scheduler counts for a pod, as `total_requests` does."""
-    return _largest_sum(pod, lambda container: {CPU: container.request_milli})[CPU]
-
-
-def _largest_sum(pod: Pod, asked: Callable[[Container], Mapping[_Name, int]]) -> Counter[_Name]:
-    total: Counter[_Name] = Counter()
-    started: Counter[_Name] = Counter()
-    peak: Counter[_Name] = Counter()
-    for container in pod.containers:
-        requests = Counter(asked(container))
-        if container.kind is ContainerKind.INIT:
-            peak |= started + requests
-            continue
-        total += requests
-        if container.kind is ContainerKind.SIDECAR:
-            started += requests
-            peak |= started
-    return total | peak
+    """Return resource → the amount of a pool that the scheduler counts for a pod."""
+    names = {name for container in pod.containers for name in container.requests}
+    return Counter(
+        {
+            name: pod_request_milli(
+                (each.kind, each.requests.get(name, 0)) for each in pod.containers
+            )
+            for name in sorted(names)
+        }
+    )
 
 
 def _hints(want: Want, nodes: Collection[int]) -> Sequence[TopologyHint]:
     """Return the sets of NUMA nodes with enough devices that contain all reusable devices.
 
-    A device on several nodes counts on each node; cpupool's devices are on one node.
+    A device on several nodes is counted on each; cpupool's devices are on one node.
     """
 
     def by_node(ids: Iterable[str]) -> Counter[int]:

@@ -209,7 +209,7 @@ class EmbeddedKubelet:
             del self._alone[ref]
 
     def forget_cpus(self) -> None:
-        """Forget which container has which own CPUs, as a start without the CPU manager's state."""
+        """Forget the own CPUs of all containers, as a start without the CPU manager's state."""
         self._alone.clear()
 
     def run_options(self, ref: ContainerRef) -> RunOptions:

@@ -66,7 +66,10 @@ class EmbeddedNode:
         changed: Callable[[], None] = lambda: None,
     ) -> None:
         self.root = replace(
-            HostRoot.under(folder), sysfs=sysfs, proc=Path("/proc"), cgroup=cgroups.root
+            HostRoot.under(folder, cgroups.cgroup_root),
+            sysfs=sysfs,
+            proc=Path("/proc"),
+            cgroup=cgroups.root,
         )
         self.cgroup_root = cgroups.cgroup_root
         self._names = names or Names()
@@ -107,7 +110,7 @@ class EmbeddedNode:
 
     @property
     def plugged(self) -> bool:
-        """Whether an NRI plugin is asked before each container."""
+        """Whether the runtime asks an NRI plugin before each container."""
         return self._runtime.plugged
 
     def held(self) -> dict[PodUID, str]:
@@ -124,7 +127,7 @@ class EmbeddedNode:
     ) -> Pod:
         """Admit a pod and start its containers, init containers one after the other.
 
-        If an NRI plugin refuses a container, the pod waits for `try_again`, as for the kubelet.
+        If an NRI plugin refuses a container, the pod waits for `try_again`; a kubelet would retry.
 
         Args:
             body: a manifest without UID and status.
@@ -155,7 +158,7 @@ class EmbeddedNode:
         return hosted.pod
 
     def try_again(self, during_init: Callable[[Pod, str], None] = lambda _pod, _name: None) -> None:
-        """Start what the NRI plugin refused, as the kubelet tries from time to time."""
+        """Start the containers that the NRI plugin refused, as the kubelet retries."""
         for uid in self.held():
             if self._start_again(self._pods[uid]):
                 self._start_rest(self._pods[uid], during_init)
@@ -235,7 +238,7 @@ class EmbeddedNode:
                 self._end(hosted, container.name, 0)
 
     def _start_again(self, hosted: HostedPod) -> bool:
-        """Start what is to be started again; return whether the NRI plugin refuses none."""
+        """Start the containers of `again`; return whether the NRI plugin refuses none."""
         while hosted.again and self._starts(hosted, hosted.again[0]):
             del hosted.again[0]
         return not hosted.again

@@ -19,7 +19,8 @@ from cpupool.api import nri_pb2, ttrpc_pb2
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import CPUPoolError, HostFileError, RemoteProtocolError
 from cpupool.core.names import REQUIRED_PLUGINS
-from cpupool.wire import nri_mux, ttrpc
+from cpupool.runtime.nri import mux as nri_mux
+from cpupool.runtime.nri import ttrpc
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -30,7 +31,7 @@ _Answer = TypeVar("_Answer")
 _PLUGIN: Final = "nri.pkg.api.v1alpha1.Plugin"
 _VERSION: Final = "v0.12.1"
 _WAITS_S: Final = 2.0
-"""How long a runtime waits for a plugin, as containerd's default."""
+"""The time that a runtime waits for a plugin: containerd's default."""
 _HUNG_S: Final = 10.0
 _CHUNK_BYTES: Final = 64 * 1024
 _UNKNOWN_METHOD: Final = 12
@@ -93,7 +94,7 @@ class NRIServer:
 
     @property
     def connected(self) -> bool:
-        """Whether a plugin is synchronised: it is asked before each container."""
+        """Whether a plugin is synchronised, so that the runtime asks it before each container."""
         return self._connected.is_set()
 
     def restart(self) -> None:
@@ -143,6 +144,10 @@ class NRIServer:
         self._containers[container.id] = container
         self._tell("PostStartContainer", self._pod_of(container), container)
 
+    def removed(self, container: nri_pb2.Container) -> None:
+        """Tell the plugin that a container has gone before its start."""
+        self._tell("RemoveContainer", self._pod_of(container), container)
+
     def ended(self, identifier: str) -> None:
         """Tell that a container, or a sandbox, has ended and is gone."""
         if sandbox := self._sandboxes.pop(identifier, None):
@@ -154,7 +159,7 @@ class NRIServer:
 
     @contextmanager
     def _unless_it_ends(self) -> Iterator[None]:
-        """Refuse what the runtime was about to do if it has ended meanwhile."""
+        """Refuse the action of a runtime that has ended meanwhile."""
         restarts = self._restarts
         yield
         if self._restarts != restarts:
@@ -259,7 +264,7 @@ class NRIServer:
             self._introduce()
 
     def _introduce(self) -> None:
-        """Introduce the runtime, name what runs, and take the plugin's corrections."""
+        """Introduce the runtime, name the running containers, and take the plugin's corrections."""
         configure = nri_pb2.ConfigureRequest(
             runtime_name="cpupool-demo", request_timeout=int(_WAITS_S * 1000), NRI_version=_VERSION
         )

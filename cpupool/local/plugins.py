@@ -1,6 +1,6 @@
 """The kubelet's side of a device plugin's socket.
 
-Follows kubernetes: pkg/kubelet/cm/devicemanager/plugin/v1beta1/client.go and endpoint.go.
+It follows kubernetes: pkg/kubelet/cm/devicemanager/plugin/v1beta1/client.go and endpoint.go.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cpupool.api.deviceplugin_pb2 import (
     PreStartContainerRequest,
 )
 from cpupool.api.deviceplugin_pb2_grpc import DevicePluginStub
-from cpupool.core.devices import MAX_DEVICE_LIST_BYTES
+from cpupool.core.device_list_limit import MAX_DEVICE_LIST_BYTES
 from cpupool.core.errors import RemoteProtocolError
 from cpupool.kubelet.device_plugin import HEALTHY
 from cpupool.local.devices import IDs, Listing
@@ -146,7 +146,7 @@ class Plugin:
         try:
             yield
         except (grpc.RpcError, ValueError) as error:
-            # ValueError: as for `_watch`.
+            # ValueError: the channel was closed before the call began.
             raise RemoteProtocolError(
                 f"{self.resource}: {method} on {self._socket.name} failed: {_reason(error)}"
             ) from error

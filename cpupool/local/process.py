@@ -1,4 +1,4 @@
-"""A host process that stands for a container."""
+"""A process of this machine that stands for a container of the embedded node."""
 
 from __future__ import annotations
 

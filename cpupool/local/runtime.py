@@ -18,6 +18,7 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import HostError
 from cpupool.core.pools import MILLI_PER_CPU
 from cpupool.core.workloads import ContainerID, QoSClass
+from cpupool.host.cgroup_memory import CgroupMemory
 from cpupool.host.cgroupfs import CgroupFS
 from cpupool.local.nri import NRIServer
 from cpupool.local.process import Process
@@ -42,7 +43,11 @@ class Instance:
         pid: its process.
         cgroup: its cgroup, relative to the kubelet's cgroup root.
         environment: the environment of the process.
-        adjusted: what the NRI plugin has set beside CPUs; the small runtime only notes it.
+        adjusted: the NRI plugin's settings; of all but CPUs and NUMA nodes the small runtime
+            only takes note.
+        began_on: the CPUs of its cgroup when the process runs its own first instruction; empty
+            where another program writes them at this moment.
+        began_near: the NUMA nodes of its cgroup then.
     """
 
     id: ContainerID
@@ -52,6 +57,8 @@ class Instance:
     adjusted: nri_pb2.LinuxContainerAdjustment = field(
         default_factory=nri_pb2.LinuxContainerAdjustment
     )
+    began_on: CPUSet = field(default_factory=CPUSet)
+    began_near: CPUSet = field(default_factory=CPUSet)
 
 
 class EmbeddedRuntime:
@@ -84,7 +91,7 @@ class EmbeddedRuntime:
 
     @property
     def plugged(self) -> bool:
-        """Whether an NRI plugin is asked before each container."""
+        """Whether the runtime asks an NRI plugin before each container."""
         return self._nri is not None and self._nri.connected
 
     def restart(self) -> None:
@@ -124,18 +131,24 @@ class EmbeddedRuntime:
             described.linux.resources.cpu.cpus = adjusted.resources.cpu.cpus
             described.annotations.update(answer.adjust.annotations)
         with ExitStack() as undo:
+            if self._nri and described:
+                undo.callback(self._nri.removed, described)
             undo.callback(self._remove, identifier, cgroup)
             self._cgroups.make(cgroup)
             with self._lock:
                 self._cgroup_of[identifier] = cgroup
             if cpus := CPUSet.parse(adjusted.resources.cpu.cpus):
                 self._set(identifier, cpus)
+            path, memory = self._path(cgroup), CgroupMemory(*self._tree)
+            if nodes := CPUSet.parse(adjusted.resources.cpu.mems):
+                memory.write(path, nodes)
             label = container.name if container else "sandbox"
             process = Process(f"{pod.namespace}/{pod.name}/{label}", environment)
             undo.callback(process.kill)
             self._cgroups.enter(cgroup, process.pid)
             if self._nri and described:
                 self._nri.start(described)
+            began_on, began_near = _now(CgroupFS(*self._tree), path), _now(memory, path)
             process.release()
             self._processes[identifier] = process
             undo.pop_all()
@@ -144,7 +157,9 @@ class EmbeddedRuntime:
         elif self._nri:
             self._sandbox_of[pod.cgroup_uid] = identifier
             self._nri.sandbox_runs(_sandbox(identifier, pod, annotations))
-        return Instance(identifier, process.pid, cgroup, environment, adjusted)
+        return Instance(
+            identifier, process.pid, cgroup, environment, adjusted, began_on, began_near
+        )
 
     def stop(self, instance: Instance) -> None:
         """End a container and remove its cgroup."""
@@ -168,12 +183,27 @@ class EmbeddedRuntime:
         with self._lock:
             if (cgroup := self._cgroup_of.get(identifier)) is None:
                 return False
-            tree = CgroupFS(self._cgroups.root, self._cgroups.cgroup_root)
             try:
-                tree.write(f"{self._cgroups.cgroup_root}/{cgroup}".strip("/"), cpus)
+                CgroupFS(*self._tree).write(self._path(cgroup), cpus)
             except HostError:
                 return False
             return True
+
+    @property
+    def _tree(self) -> tuple[Path, str]:
+        return self._cgroups.root, self._cgroups.cgroup_root
+
+    def _path(self, cgroup: str) -> str:
+        """Return a cgroup's path as `CgroupFS` takes it."""
+        return f"{self._cgroups.cgroup_root}/{cgroup}".strip("/")
+
+
+def _now(tree: CgroupFS, path: str) -> CPUSet:
+    """Return the CPUs, or the NUMA nodes, of a cgroup; none where they cannot be read."""
+    try:
+        return tree.effective(path)
+    except HostError:
+        return CPUSet()
 
 
 def pod_cgroup(pod: Pod) -> str:

@@ -1,4 +1,7 @@
-"""The two gRPC services of the kubelet, without its state."""
+"""The two gRPC services of the embedded kubelet: registration and podresources.
+
+They hold no state: functions of the kubelet answer for them.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,4 @@
-"""The node's one state and the decisions made from it."""
+"""The node's one state, and the decisions that the agent makes from it.
+
+The roles bring facts to the `Manager` and ask it for answers. Nothing here does I/O.
+"""

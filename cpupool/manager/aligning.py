@@ -1,39 +1,43 @@
-"""On which NUMA nodes a pod's own CPUs may lie: near its devices, and near what plugins gave it."""
+"""The NUMA nodes on which a pod's own CPUs may lie.
+
+They are near its devices, its memory and the resources that plugins gave to it.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from cpupool.core.cpu_manager import KOORDINATOR, Scope, TopologyPolicy
+from cpupool.core.cpu_manager import Scope, TopologyPolicy
+from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import TopologyAffinityError
 from cpupool.core.grants import WHOLE_POD
 from cpupool.core.workloads import ContainerRef
 from cpupool.policies import hints
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from cpupool.core.cpu_manager import TopologyHint
     from cpupool.core.workloads import Pod
     from cpupool.manager.facts import NodeFacts
-    from cpupool.policies.base import Ask, NodeView
+    from cpupool.policies.base import Ask
+    from cpupool.policies.view import NodeView
 
 Offer = tuple["TopologyHint", ...] | None
 """The NUMA nodes on which a resource can lie; None for any."""
 
 
 def topology_policy(facts: NodeFacts, pod: Pod) -> TopologyPolicy:
-    """Return how strictly a pod's CPUs lie near its devices and its memory.
-
-    Koordinator's annotation of the pod counts before its label of the node, and that before the
-    pool file.
-    """
+    """Return how strictly a pod's CPUs lie near its devices and its memory."""
     own = facts.pools.cpu_manager
-    if own.policy != KOORDINATOR:
-        return own.topology_policy
-    of_pod = pod.orchestration and pod.orchestration.topology
-    return of_pod or facts.rules.topology or own.topology_policy
+    return facts.policy.asked_alignment(facts.rules, pod) or own.topology_policy
+
+
+def node_policy(facts: NodeFacts) -> TopologyPolicy:
+    """Return how strictly the CPUs of a pod lie near its devices where the pod says nothing."""
+    own = facts.pools.cpu_manager
+    return facts.policy.asked_alignment(facts.rules, None) or own.topology_policy
 
 
 def at_once(facts: NodeFacts) -> bool:
@@ -56,8 +60,27 @@ def of_plugins(facts: NodeFacts, pod: Pod, name: str) -> tuple[Offer, ...]:
     return tuple(each.near for by_resource in answers for _, each in sorted(by_resource.items()))
 
 
+def of_cpus(facts: NodeFacts, ask: Ask) -> Offer:
+    """Return the offer of the policy for a request."""
+    own = facts.policy.hints(ask)
+    return None if own is None else own.hints
+
+
+def ways(ask: Ask) -> Iterator[Ask]:
+    """Yield a request that costs the pod as few more CPUs as can be, then one that may cost more.
+
+    There is one way where the pod leaves no CPUs to the container.
+    """
+    every = replace(ask, available=ask.available | ask.reusable, reusable=CPUSet())
+    yield replace(every, available=ask.reusable) if ask.count <= len(ask.reusable) else ask
+    if ask.reusable:
+        yield every
+
+
 def aligned(facts: NodeFacts, seen: NodeView, pod: Pod, ask: Ask, offers: Iterable[Offer]) -> Ask:
     """Return the request with the NUMA nodes that the topology policy demands for it.
+
+    CPUs that the pod leaves to the container come first, as far as they lie on these nodes.
 
     Args:
         facts: the node's facts.
@@ -69,18 +92,24 @@ def aligned(facts: NodeFacts, seen: NodeView, pod: Pod, ask: Ask, offers: Iterab
     Raises:
         TopologyAffinityError: there are no such nodes.
     """
-    policy = topology_policy(facts, pod)
+    policy, offers = topology_policy(facts, pod), tuple(offers)
     if policy is TopologyPolicy.NONE:
         return ask
-    own = facts.policy.hints(ask)
-    merged = hints.merge(policy, seen.topology.nodes, [None if own is None else own.hints, *offers])
-    if not merged.admit:
-        raise TopologyAffinityError(policy.value)
-    return replace(ask, nodes=merged.hint.nodes)
+    cpus_of = seen.topology.nodes
+    for way in ways(ask):
+        merged = hints.merge(policy, cpus_of, [of_cpus(facts, way), *offers])
+        nodes = merged.hint.nodes
+        if merged.hint.preferred:
+            there = CPUSet.union(cpus_of.get(node, CPUSet()) for node in nodes or cpus_of)
+            return replace(ask, nodes=nodes, reusable=ask.reusable & there)
+        if merged.admit:
+            # The nodes are a wish, and cost the pod no more CPUs.
+            return replace(ask, nodes=nodes)
+    raise TopologyAffinityError(policy.value)
 
 
 def part(facts: NodeFacts, container: str) -> str:
-    """Return what is aligned with a container: itself, or the whole pod."""
+    """Return the part of a pod that is aligned with a container: the container, or `WHOLE_POD`."""
     return WHOLE_POD if at_once(facts) else container
 
 

@@ -6,6 +6,7 @@ the pod has ended. The placement of each container follows from the grants (`res
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Self
 
@@ -16,23 +17,24 @@ from cpupool.core.errors import (
     DevicesUnnamed,
     NotEnoughCPUs,
     PlacementError,
+    SMTAlignmentError,
+    TopologyAffinityError,
 )
 from cpupool.core.grants import WHOLE_POD, Grant, Grants, PodOwner, Source
 from cpupool.core.names import POLICY_CPUS
-from cpupool.core.workloads import ContainerKind, oldest_first, pod_request_milli
-from cpupool.manager import aligning, homes, plugin_requests, requested
-from cpupool.policies.base import DEFAULT, Ask, NodeView, Refusal
-from cpupool.policies.pools import PoolsPolicy
-from cpupool.telemetry import log as logs
+from cpupool.core.workloads import oldest_first
+from cpupool.manager import aligning, by_plugins, guard, homes, planning, served_requests
+from cpupool.policies.base import Ask
+from cpupool.policies.pools.policy import PoolsPolicy
+from cpupool.policies.view import DEFAULT, NodeView, Refusal, barred
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
-    from cpupool.core.koordinator import Orchestration
-    from cpupool.core.workloads import Pod
+    from cpupool.core.orchestration import Orchestration
+    from cpupool.core.workloads import ContainerKind, Pod
     from cpupool.manager.facts import NodeFacts
-
-log = logs.get(__name__)
+    from cpupool.policies.base import Choice
 
 
 class CPUsAwaited(PlacementError):
@@ -48,7 +50,7 @@ class Admission:
     """The grants of the CPU manager policy, and the pods that it could not serve.
 
     Attributes:
-        grants: who owns which CPUs.
+        grants: the owners of CPUs.
         refused: the id in a pod's cgroup name → why the pod has no CPUs of its own.
         homes: the id in a pod's cgroup name → the one NUMA node whose shared CPUs the pod has.
     """
@@ -71,16 +73,15 @@ def view(
     Args:
         facts: the node's facts.
         pods: all pods of the node.
-        grants: who owns which CPUs.
+        grants: the owners of CPUs.
         decided: the other decisions; None for none.
     """
-    whole = CPUSet.union(grant.cpus for grant in grants if grant.whole_cores)
     bare = NodeView(
         facts.topology,
         facts.pools,
         facts.pools.default_cpus(facts.topology),
         grants,
-        barred=facts.topology.with_siblings(whole) | grants.cpus | facts.blocked,
+        barred=barred(facts.topology, grants, facts.blocked),
         pods=pods,
         refused=decided.refused if decided else {},
         rules=facts.rules,
@@ -91,7 +92,7 @@ def view(
     )
     extents = {**PoolsPolicy().extents(bare), **facts.policy.extents(bare)}
     extents[DEFAULT] = extents[DEFAULT] or _substitute(bare)
-    if requested.kubelet_owns(facts):
+    if served_requests.kubelet_owns(facts):
         default = CPUAssignment(Placement.KUBELET)
     elif facts.pools.places or any(grants.of_pods):
         default = CPUAssignment(Placement.DEFAULT, default=extents[DEFAULT])
@@ -112,7 +113,7 @@ def admit(
     Args:
         facts: the node's facts; a pod starts when the container runtime reports it.
         pods: all pods of the node.
-        before: who owns which CPUs, and the earlier refusals.
+        before: the owners of CPUs, and the earlier refusals.
         all_run: whether the known containers run already, so that none of them can be held; a pod
             with a sandbox alone can.
     """
@@ -123,7 +124,7 @@ def admit(
         for pod in pods
         if pod.cgroup_uid in starting or any(container.id for container in pod.containers)
     ]
-    refused = dict(plugin_requests.refusals(facts, grants, concerned))
+    refused = dict(by_plugins.refusals(facts, grants, concerned))
     if not facts.pools.cpu_manager.chooses:
         return Admission(grants, refused)
     with_containers = {container.pod for container in sighted if container.name}
@@ -134,7 +135,7 @@ def admit(
         uid, wants = pod.cgroup_uid, wanted(facts, pod)
         aligns = aligning.topology_policy(facts, pod) is not TopologyPolicy.NONE
         if aligns and uid in refused and refused[uid].holds:
-            # Its CPUs lie near what a plugin will give it.
+            # Its CPUs lie near the resources that a plugin will give to it.
             continue
         need = _Need.of(facts, grants, pod, wants)
         if need not in failed:
@@ -183,12 +184,17 @@ def _undecided(facts: NodeFacts, grants: Grants, pod: Pod) -> bool:
 
 
 def wanted(facts: NodeFacts, pod: Pod) -> Mapping[str, int]:
-    """Return container → number of its own CPUs, without containers that request pools."""
-    if pod.finished or requested.served_by_kubelet(facts, pod):
+    """Return container → number of its own CPUs, without containers that request pools.
+
+    Without the whole pod, too, if one of its containers requests a pool: the set would be its.
+    """
+    if pod.finished or served_requests.served_by_kubelet(facts, pod):
         return {}
     wants = facts.policy.wants(pod)
-    native = requested.countable(pod) if wants else {}
-    return {name: count for name, count in wants.items() if name in native}
+    if not wants or all(map(served_requests.outside_pools, pod.containers)):
+        return wants
+    outside = {each.name for each in pod.containers if served_requests.outside_pools(each)}
+    return {name: count for name, count in wants.items() if name in outside}
 
 
 def available(facts: NodeFacts, seen: NodeView) -> CPUSet:
@@ -198,13 +204,13 @@ def available(facts: NodeFacts, seen: NodeView) -> CPUSet:
 
 @dataclass(frozen=True, slots=True)
 class _Need:
-    """What a choice for a pod depends on, apart from the node: equal needs fail equally.
+    """The facts of a pod on which a choice for it depends: on one node, equal needs fail equally.
 
     Attributes:
         containers: kind and number of CPUs of each container, in the order of choosing.
         near: the NUMA nodes of each container's devices; None before the kubelet has named them.
-        given: the NUMA nodes of what plugins gave each container.
-        orchestration: what Koordinator's labels and annotations say of the pod.
+        given: the NUMA nodes of the resources that plugins gave to each container.
+        orchestration: the rules for its CPUs in labels and annotations of the pod.
         owner: the pod, if it has CPUs already; otherwise empty.
     """
 
@@ -271,24 +277,74 @@ def _without_ending(pods: tuple[Pod, ...], grants: Grants) -> Grants:
 
 
 def _chosen(facts: NodeFacts, pods: tuple[Pod, ...], grants: Grants, pod: Pod) -> Grants:
-    """Return the grants with those of one pod.
+    """Return the grants with those of one pod: of several plans the one with the fewest CPUs.
 
     Raises:
         PlacementError: the pod does not fit, or its CPUs would leave none to share.
     """
-    state = _Choosing(grants, view(facts, pods, grants))
+    uid, fewest = pod.cgroup_uid, planning.most_at_once(pod, wanted(facts, pod))
+    made: list[Grants] = []
+    refusals: list[PlacementError] = []
+    for start, order in _plans(facts, _Choosing(grants, view(facts, pods, grants)), pod):
+        state = start
+        try:
+            for name in order:
+                state = _with(facts, pods, state, pod, name)
+        except PlacementError as error:
+            refusals.append(error)
+            continue
+        made.append(state.grants)
+        if _size(state.grants, uid) <= fewest:
+            break
+    if not made:
+        raise refusals[0]
+    return min(made, key=lambda plan: _size(plan, uid))
+
+
+def _plans(
+    facts: NodeFacts, start: _Choosing, pod: Pod
+) -> Iterator[tuple[_Choosing, tuple[str, ...]]]:
+    """Yield the plans for a pod, the best first: the start, and the order of its containers.
+
+    Raises:
+        TopologyAffinityError: the pod lies on the same NUMA nodes, and there are none.
+    """
+    wants = wanted(facts, pod)
+    names = planning.lacking(pod, wants, start.grants.parts(pod.cgroup_uid, POLICY_CPUS))
+    orders = tuple(planning.orders(pod, wants, names))
     if aligning.at_once(facts):
-        ask = _ask_at_once(facts, state, pod)
-        state = replace(state, nodes=_near(facts, state, pod, ask, WHOLE_POD).nodes)
-    for name in wanted(facts, pod):
-        state = _with(facts, pods, state, pod, name)
-    return state.grants
+        start = _at_once(facts, start, pod)
+    for order in orders:
+        yield start, order
+    if not start.at_once and len(orders) > 1:
+        # On one NUMA node every container is aligned, and can have CPUs of every other.
+        with suppress(TopologyAffinityError):
+            together = _at_once(facts, start, pod)
+            if together.nodes and len(together.nodes) == 1:
+                yield together, orders[0]
+
+
+def _at_once(facts: NodeFacts, start: _Choosing, pod: Pod) -> _Choosing:
+    """Return the start for a pod whose containers lie on the same NUMA nodes.
+
+    Raises:
+        TopologyAffinityError: there are no such nodes.
+    """
+    near = _near(facts, start, pod, _ask_at_once(facts, start, pod), WHOLE_POD)
+    return replace(start, at_once=True, nodes=near.nodes)
+
+
+def _size(grants: Grants, uid: str) -> int:
+    return len(CPUSet.union(grants.parts(uid, POLICY_CPUS).values()))
 
 
 def offered(
     facts: NodeFacts, pods: tuple[Pod, ...], grants: Grants, pod: Pod, container: str
-) -> aligning.Offer:
+) -> tuple[aligning.Offer, ...]:
     """Return the NUMA nodes on which the own CPUs of a container can lie; None for any.
+
+    The first offer costs the pod the fewest CPUs; a later one serves where that one cannot. The
+    agent asks plugins in the order of the containers, so the containers before have CPUs already.
 
     Raises:
         PlacementError: a container before it does not fit.
@@ -299,14 +355,16 @@ def offered(
     if wants and aligning.at_once(facts):
         ask = _ask_at_once(facts, state, pod)
     elif part not in wants:
-        return None
+        return (None,)
     else:
-        for name in list(wants)[: list(wants).index(part)]:
-            state = _with(facts, pods, state, pod, name)
+        before = list(wants)[: list(wants).index(part)]
+        has = grants.parts(pod.cgroup_uid, POLICY_CPUS)
+        for name in planning.lacking(pod, wants, has):
+            if name in before:
+                state = _with(facts, pods, state, pod, name)
         ask = facts.policy.narrowed(state.seen, _ask(facts, state, pod, part))
         ask = replace(ask, has=grants.part(pod.cgroup_uid, POLICY_CPUS, part))
-    own = facts.policy.hints(ask)
-    return None if own is None else tuple(own.hints)
+    return tuple(aligning.of_cpus(facts, each) for each in aligning.ways(ask))
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,19 +374,25 @@ class _Choosing:
     Attributes:
         grants: the grants with those of the containers before.
         seen: the policies' view with these.
-        left: the CPUs that init containers leave to the others.
-        nodes: the NUMA nodes of the whole pod, if it is aligned at once; None for any.
+        at_once: whether the whole pod is aligned at once.
+        nodes: its NUMA nodes then; None for any.
     """
 
     grants: Grants
     seen: NodeView
-    left: CPUSet = field(default_factory=CPUSet)
+    at_once: bool = False
     nodes: frozenset[int] | None = None
 
 
 def _ask(facts: NodeFacts, state: _Choosing, pod: Pod, name: str) -> Ask:
-    count, free = wanted(facts, pod)[name], available(facts, state.seen)
-    return Ask(POLICY_CPUS, count, free, state.left, pod=pod)
+    wants, free = wanted(facts, pod), available(facts, state.seen)
+    if name not in wants:
+        # A policy of a package says something else at each time.
+        what = f"has wanted CPUs for {name or 'the pod'}, and then none"
+        raise guard.PolicyFailed(facts.pools.cpu_manager.policy, what)
+    left = planning.reusable(pod, state.grants.parts(pod.cgroup_uid, POLICY_CPUS), name)
+    left &= state.seen.cpus & state.seen.topology.online
+    return Ask(POLICY_CPUS, wants[name], free, left, pod=pod)
 
 
 def _ask_at_once(facts: NodeFacts, state: _Choosing, pod: Pod) -> Ask:
@@ -336,9 +400,7 @@ def _ask_at_once(facts: NodeFacts, state: _Choosing, pod: Pod) -> Ask:
 
     Source: GetPodTopologyHints in the kubelet's policy_static.go.
     """
-    wants = wanted(facts, pod)
-    asked = [(each.kind, wants.get(each.name, 0)) for each in pod.containers]
-    count = pod_request_milli(asked)
+    count = planning.most_at_once(pod, wanted(facts, pod))
     has = CPUSet.union(state.grants.parts(pod.cgroup_uid, POLICY_CPUS).values())
     free = available(facts, state.seen)
     if len(has) == count:
@@ -347,7 +409,7 @@ def _ask_at_once(facts: NodeFacts, state: _Choosing, pod: Pod) -> Ask:
 
 
 def _near(facts: NodeFacts, state: _Choosing, pod: Pod, ask: Ask, part: str) -> Ask:
-    """Return a request with the NUMA nodes that go with what a container, or a pod, has beside.
+    """Return a request with NUMA nodes that suit the other resources of a container or a pod.
 
     Raises:
         TopologyAffinityError: there are no such nodes.
@@ -364,36 +426,38 @@ def _with(
     Raises:
         PlacementError: it does not fit, or its CPUs would leave none to share.
     """
-    kinds = {container.name: container.kind for container in pod.containers}
-    made, seen, left = state.grants, state.seen, state.left
-    parts = made.parts(pod.cgroup_uid, POLICY_CPUS)
-    ends = kinds.get(name) is ContainerKind.INIT
-    if (cpus := parts.get(name)) is None:
-        if ends and any(kinds.get(part) is ContainerKind.APP for part in parts):
-            # The init container ended before this agent started.
-            return state
-        ask = _ask(facts, state, pod, name)
-        near = facts.policy.narrowed(seen, ask)
-        if aligning.at_once(facts):
-            near = replace(near, nodes=state.nodes)
-        else:
-            near = _near(facts, state, pod, near, name)
-        choice = facts.policy.choose(seen, near)
-        cpus = choice.cpus
-        if len(cpus) != ask.count or not cpus <= ask.available | left:
-            log.error("policy has chosen CPUs that it cannot give", pod=pod.name, cpus=cpus)
-            raise NotEnoughCPUs(ask.count, len(ask.available))
-        claim = granted(facts, pod, {name: cpus, **choice.parts})
-        made = made.adding([replace(claim, reasons=choice.steps)])
-        shared = seen.extents[DEFAULT]
-        seen = view(facts, pods, made)
-        if not facts.policy.extents(seen)[DEFAULT]:
-            raise NotEnoughCPUs(ask.count, len(shared) - 1)
-    # An init container ends before the others start, and leaves its CPUs to them. A resize may ask
-    # for a choice after they have theirs.
-    lasting = (has for part, has in parts.items() if kinds.get(part) is not ContainerKind.INIT)
-    left = (left | cpus) - CPUSet.union(lasting) if ends else left - cpus
-    return replace(state, grants=made, seen=seen, left=left)
+    seen = state.seen
+    ask = facts.policy.narrowed(seen, _ask(facts, state, pod, name))
+    ask = replace(ask, nodes=state.nodes) if state.at_once else _near(facts, state, pod, ask, name)
+    choice = guard.checked(facts.pools.cpu_manager.policy, ask, _choice(facts, seen, ask))
+    claim = granted(facts, pod, {name: choice.cpus, **choice.parts})
+    made = state.grants.adding([replace(claim, reasons=choice.steps)])
+    after = view(facts, pods, made)
+    if not facts.policy.extents(after)[DEFAULT]:
+        raise NotEnoughCPUs(ask.count, len(ask.reusable) + len(seen.extents[DEFAULT]) - 1)
+    return replace(state, grants=made, seen=after)
+
+
+def _choice(facts: NodeFacts, seen: NodeView, ask: Ask) -> Choice:
+    """Let the policy choose; CPUs that the pod leaves to the container come before free CPUs.
+
+    Raises:
+        PlacementError: the container does not fit.
+    """
+    policy, left = facts.policy, ask.reusable
+    every = replace(ask, available=ask.available | left, reusable=CPUSet())
+    best = policy.choose(seen, every)
+    more = ask.count - len(left)
+    if len(best.cpus - left) <= max(0, more):
+        return best
+    try:
+        if more <= 0:
+            return policy.choose(seen, replace(every, available=left))
+        found = policy.choose(seen, replace(every, available=ask.available, count=more))
+    except SMTAlignmentError:
+        # The CPUs that the pod leaves to the container are no whole cores.
+        return best
+    return replace(found, cpus=left | found.cpus)
 
 
 def granted(facts: NodeFacts, pod: Pod, parts: Mapping[str, CPUSet]) -> Grant:

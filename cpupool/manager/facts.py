@@ -1,4 +1,8 @@
-"""The facts for the decisions about a node: values, and no decision."""
+"""The facts about a node on which all decisions depend, as one value.
+
+The roles bring the facts to the `Manager`. This module holds no decision: these are in `resolve`,
+`choosing` and `ownership`.
+"""
 
 from __future__ import annotations
 
@@ -6,41 +10,25 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.koordinator import NodeRules
+from cpupool.core.orchestration import NodeRules
+from cpupool.core.plugin_facts import PluginFacts
 from cpupool.core.pools import NodePools
-from cpupool.core.resource_plugins import PluginFacts
 from cpupool.core.topology import NO_CPUS, CPUTopology
 from cpupool.core.workloads import ContainerID
-from cpupool.policies.none import NonePolicy
+from cpupool.policies.none.policy import NonePolicy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from cpupool.core.devices import DeviceAssignments, NodesOfDevices
-    from cpupool.core.requests import Resource
     from cpupool.core.workloads import Pod, RuntimeContainer
-    from cpupool.manager.static_pods import Identity
-    from cpupool.policies.base import CPUManagerPolicy, Size
+    from cpupool.manager.mirror_pods import Identity
+    from cpupool.manager.promises import Promise
+    from cpupool.policies.base import CPUManagerPolicy
+    from cpupool.policies.view import Size
 
 ContainerKey = tuple[str, ContainerID]
 """The ids in a container's cgroup path: the pod's and its own."""
-
-
-@dataclass(frozen=True, slots=True)
-class Promise:
-    """Devices that Allocate gave to a pod that is not known yet.
-
-    Attributes:
-        number: the number of the promise.
-        resource: the resource of the devices.
-        ids: the devices.
-        announced: the CPUs that Allocate announced to the container.
-    """
-
-    number: int
-    resource: Resource
-    ids: frozenset[str]
-    announced: CPUSet = field(default_factory=CPUSet)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +47,12 @@ class NodeFacts:
             kubelet was asked: it has named all resources of a pod that is a key.
         promises: the devices that the kubelet gave to pods that are not known yet.
         kept_shared: the shared CPUs of containers that must not follow a change of their pools.
-        blocked: CPUs that no container may have because, after a topology change, two pools share
-            a core.
+        blocked: CPUs that no container may get because, after a topology change, two pools share
+            a core; owners keep them.
         static_cpus: the CPUs that the kubelet's static CPU manager gives out; empty under its
             policy none.
         policy: the configured policy for the default pool's CPUs.
-        rules: what Koordinator's labels and annotations say of the node.
+        rules: the rules for its CPUs in labels and annotations of the node.
         sizes: shared set → how many CPUs the load leaves to it, as the policy decided last; empty
             while no set follows the load, and before the first measurement.
         recovered: whether the choices of an earlier agent are known, so that the policy may choose.

@@ -17,9 +17,10 @@ from cpupool.core.workloads import oldest_first
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
+    from cpupool.core.cgroups import FoundContainer
     from cpupool.core.workloads import Pod
-    from cpupool.manager.ports import FoundContainer
-    from cpupool.policies.base import CPUManagerPolicy, NodeView
+    from cpupool.policies.base import CPUManagerPolicy
+    from cpupool.policies.view import NodeView
 
 
 def chosen(

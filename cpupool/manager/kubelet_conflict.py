@@ -1,17 +1,17 @@
 """The kubelet's static CPU manager, which cpupool tolerates only in two cases.
 
 It may give out CPUs where cpupool only adds shared CPUs to them (OpenShift's mixed CPUs), and
-beside Koordinator's classes.
+beside a policy that tolerates it for the time of a migration.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from cpupool.core.cpu_manager import KOORDINATOR
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.grants import Source
-from cpupool.manager import requested, zones
+from cpupool.manager import served_requests, zones
+from cpupool.policies.built_in import kind
 
 if TYPE_CHECKING:
     from cpupool.manager.resolve import Resolution, Snapshot
@@ -56,15 +56,15 @@ def found(snapshot: Snapshot) -> str:
     if not facts.static_cpus:
         return ""
     manager = facts.pools.cpu_manager
-    if requested.kubelet_owns(facts):
+    if served_requests.kubelet_owns(facts):
         ours = CPUSet.union(pool.cpus for pool in facts.pools)
         overlap, foreign = _OVERLAP, {Source.DEVICES, Source.POLICY}
-    elif requested.beside_kubelet(facts):
+    elif served_requests.beside_kubelet(facts):
         ours = resolution.view.cpus - zones.allocatable_cpus(facts, resolution.view)
         overlap, foreign = _FLOOR, {Source.DEVICES}
     else:
         instead = _TWO_MANAGERS if manager.chooses else _ONLY_ADD
-        if manager.policy == KOORDINATOR:
+        if kind(manager).beside_kubelet:
             instead = _WITHOUT_POOLS
         instead = instead.format(policy=manager.policy)
         return _STATIC.format(cpus=facts.static_cpus, instead=instead)

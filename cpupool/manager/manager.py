@@ -13,49 +13,55 @@ from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from cpupool.config.pool_rules import validate
 from cpupool.core import devices
-from cpupool.core.cpu_manager import CPU_MANAGER, POLICY
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import (
     AllocationError,
-    ConfigError,
     NoDevicesAsked,
     NotEnoughDevices,
-    Problem,
     SMTAlignmentError,
-    errors_in,
-    refuse_errors,
 )
 from cpupool.core.names import Names
 from cpupool.core.pools import NodePools
-from cpupool.manager import choosing, offers, ownership, pinned, recovering, resolve, sightings
-from cpupool.manager.answers import Allocation, PoolChange
+from cpupool.manager import (
+    after_restart,
+    choosing,
+    kept_shared,
+    offers,
+    ownership,
+    promises,
+    resolve,
+    sightings,
+)
+from cpupool.manager.allocation import Allocation
 from cpupool.manager.choosing import Admission
-from cpupool.manager.facts import NodeFacts, Promise
+from cpupool.manager.facts import NodeFacts
+from cpupool.manager.fitting import in_force, of_edit, of_restart
+from cpupool.manager.mirror_pods import Identity
+from cpupool.manager.pool_change import PoolChange
 from cpupool.manager.resolve import Snapshot
-from cpupool.manager.static_pods import Identity
 from cpupool.policies.base import Ask
-from cpupool.policies.built_in import BUILT_IN
-from cpupool.policies.pools import PoolsPolicy
+from cpupool.policies.pools.policy import PoolsPolicy
 from cpupool.wire.cpu_manager_state import State
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from cpupool.core.cgroups import FoundContainer
     from cpupool.core.cpu_time import CPUUse
     from cpupool.core.devices import Advertised, DeviceAssignments, NodesOfDevices
-    from cpupool.core.koordinator import NodeRules
+    from cpupool.core.errors import Problem
+    from cpupool.core.orchestration import NodeRules
+    from cpupool.core.plugin_facts import PluginFacts
     from cpupool.core.pools import NodePools
     from cpupool.core.requests import Resource
-    from cpupool.core.resource_plugins import PluginFacts
     from cpupool.core.topology import CPUTopology
     from cpupool.core.workloads import ContainerID, Pod, RuntimeContainer
+    from cpupool.manager.mirror_pods import PodName
     from cpupool.manager.offers import DeviceList
-    from cpupool.manager.ports import FoundContainer
+    from cpupool.manager.promises import Promise
     from cpupool.manager.resolve import Resolution
-    from cpupool.manager.static_pods import PodName
-    from cpupool.policies.base import Choice, CPUManagerPolicies, CPUManagerPolicy
+    from cpupool.policies.base import Choice
 
 
 class Manager:
@@ -67,18 +73,10 @@ class Manager:
         names: the public names, with the resource domain.
         moves_pinned: whether a container with CPUs of its own follows changes of its shared pools;
             false where the kernel would then forget the CPUs to which its threads are pinned.
-        cpu_managers: the CPU manager policies that a configuration can name.
     """
 
-    def __init__(
-        self,
-        names: Names | None = None,
-        *,
-        moves_pinned: bool = True,
-        cpu_managers: CPUManagerPolicies = BUILT_IN,
-    ) -> None:
+    def __init__(self, names: Names | None = None, *, moves_pinned: bool = True) -> None:
         self.names = names or Names()
-        self.cpu_managers = cpu_managers
         self._moves_pinned = moves_pinned
         self._changed = threading.Condition()
         facts = NodeFacts()
@@ -88,65 +86,64 @@ class Manager:
         self._holdings: tuple[DeviceAssignments, tuple[Promise, ...]] = ({}, ())
         self._held: Mapping[Resource, frozenset[str]] = {}
         self._generations = count()
-        self._promises = count(1)
-        self._promised = 0
+        self._promises = promises.Maker()
         self._answered: list[Promise] = []
         self._choices: dict[tuple[str, int], Choice] = {}
 
-    def reconfigure(self, pools: NodePools, topology: CPUTopology) -> PoolChange:
+    def reconfigure(
+        self, pools: NodePools, topology: CPUTopology, *, again: bool = False
+    ) -> PoolChange:
         """Put new pools in force; refused pools change nothing.
 
         A pod keeps its CPUs until it ends, and its devices stay listed.
+
+        Args:
+            pools: the pools.
+            topology: the machine.
+            again: whether an earlier agent had these pools in force: then they may contradict the
+                machine, as after `update_topology`.
 
         Raises:
             ConfigError: the pools are not valid on this machine.
         """
         with self._changed:
             topology = topology.remembering(self._facts.topology)
-            problems = validate(pools, topology)
-            refuse_errors(problems)
-            policy = self._made(pools, topology)
+            fit = (of_restart if again else of_edit)(pools, topology)
             before = self._facts.pools
             placed = self._resolution.containers
-            kept = {} if self._moves_pinned else pinned.concerned(placed, before, pools)
+            kept = {} if self._moves_pinned else kept_shared.concerned(placed, before, pools)
             self._take(
                 replace(
                     self._facts,
                     pools=pools,
                     configured=True,
                     topology=topology,
-                    policy=policy,
+                    policy=fit.policy.remembering(self._facts.policy.settled),
                     devices=ownership.as_granted(self._facts, self._resolution.grants),
                     kept_shared={**kept, **self._facts.kept_shared},
-                    blocked=CPUSet(),
+                    blocked=fit.blocked,
                     sizes=self._facts.sizes if pools.cpu_manager.follows_load else {},
                 ),
                 all_run=True,
             )
-            return PoolChange.between(before, pools, problems)
+            return PoolChange.between(before, pools, fit.problems)
 
     def update_topology(self, topology: CPUTopology) -> tuple[Problem, ...]:
         """Take a new reading of the machine: CPUs went offline or came back.
 
-        If a CPU's return shows that two pools share its core, no container gets the CPU until the
-        pools are corrected; pods that own CPUs keep them.
+        If a CPU's return shows that two pools share its core, no container gets the core until the
+        pools are corrected; pods that own CPUs keep them until they end.
 
         Returns:
             The problems of the pools on the new topology.
         """
         with self._changed:
-            topology = topology.remembering(self._facts.topology)
-            problems = validate(self._facts.pools, topology)
-            conflicts = CPUSet.union(problem.cpus or CPUSet() for problem in errors_in(problems))
-            owned = CPUSet.union(grant.cpus for _, grant in self._resolution.grants.of_pods)
-            blocked = conflicts - owned
-            policy = self._facts.policy
-            try:
-                policy = self._made(self._facts.pools, topology)
-            except ConfigError as error:
-                problems = (*problems, *error.problems)
-            self._take(replace(self._facts, topology=topology, policy=policy, blocked=blocked))
-            return problems
+            facts = self._facts
+            topology = topology.remembering(facts.topology)
+            fit = in_force(facts.pools, topology)
+            policy = fit.policy.remembering(facts.policy.settled)
+            self._take(replace(facts, topology=topology, policy=policy, blocked=fit.blocked))
+            return fit.problems
 
     def observe(
         self,
@@ -164,9 +161,9 @@ class Manager:
             pods: the complete list of this node's pods.
             static_cpus: the CPUs that the kubelet's static CPU manager gives out; empty under its
                 policy none.
-            idle: as for `NodeFacts`.
+            idle: pods without a container's cgroup, as in `NodeFacts`.
             device_nodes: the NUMA nodes of pods that have started; others keep theirs.
-            rules: what Koordinator's labels and annotations say of the node.
+            rules: the rules for its CPUs in labels and annotations of the node.
             plugins: the plugins for resources, and their answers.
         """
         with self._changed:
@@ -240,8 +237,8 @@ class Manager:
         with self._changed:
             merged = sightings.merged(self._facts.devices, found, self._facts.promises)
             if merged != self._facts.devices:
-                promises = sightings.unfulfilled(self._facts.promises, found)
-                self._take(replace(self._facts, devices=merged, promises=promises))
+                left = promises.unconfirmed(self._facts.promises, found)
+                self._take(replace(self._facts, devices=merged, promises=left))
 
     def promise(
         self, resource: Resource, ids: Iterable[str], announced: CPUSet | None = None
@@ -257,13 +254,13 @@ class Manager:
             announced: the CPUs that Allocate announced to the container.
         """
         with self._changed:
-            promise = self._new_promise(resource, ids, announced or CPUSet())
+            promise = self._promises.make(resource, ids, announced or CPUSet())
             self._take(replace(self._facts, promises=(*self._facts.promises, promise)))
 
     def promised_until(self) -> int:
         """Return the number of the last promise."""
         with self._changed:
-            return self._promised
+            return self._promises.last
 
     def release(self, until: int) -> None:
         """Forget the promises up to this number: their pods will not appear."""
@@ -285,7 +282,7 @@ class Manager:
 
         Args:
             found: every container that has a cgroup.
-            recorded: what an earlier agent recorded of its choices; None for no record.
+            recorded: an earlier agent's record of its choices; None for no record.
         """
         with self._changed:
             found = tuple(found)
@@ -293,9 +290,9 @@ class Manager:
             policy = self._facts.policy.remembering(recorded.settled)
             facts = replace(self._facts, recovered=True, policy=policy)
             seen = self._resolution.view
-            before = recovering.recover(facts, seen, found, recorded)
+            before = after_restart.recover(facts, seen, found, recorded)
             if not self._moves_pinned:
-                kept = pinned.found_stale(facts, self._resolution, found)
+                kept = kept_shared.found_stale(facts, self._resolution, found)
                 facts = replace(facts, kept_shared={**facts.kept_shared, **kept})
             self._take(facts, before, all_run=True)
 
@@ -407,7 +404,7 @@ class Manager:
             offer.check_free(ids)
             mixed = self._now.facts.pools.mixed is not None
             allocation = Allocation.of(offer, ids, self.names, mixed=mixed)
-            promise = self._new_promise(offer.resource.name, ids, allocation.cpus)
+            promise = self._promises.make(offer.resource.name, ids, allocation.cpus)
             # An answer moves no container, so no waiter wakes; the next reader merges it.
             self._answered.append(promise)
         return allocation
@@ -432,24 +429,6 @@ class Manager:
             self._answered = []
         return self._now
 
-    def _made(self, pools: NodePools, topology: CPUTopology) -> CPUManagerPolicy:
-        """Make the CPU manager policy of a configuration.
-
-        Raises:
-            ConfigError: it is not valid on this machine, or no policy has its name.
-        """
-        name = pools.cpu_manager.policy
-        factory = self.cpu_managers.get(name)
-        if factory is None:
-            known = ", ".join(self.cpu_managers)
-            what = f"there is no CPU manager policy {name!r}"
-            raise ConfigError([Problem(what, f"use {known}", path=f"{CPU_MANAGER}.{POLICY}")])
-        return factory(pools, topology).remembering(self._facts.policy.settled)
-
-    def _new_promise(self, resource: Resource, ids: Iterable[str], announced: CPUSet) -> Promise:
-        self._promised = next(self._promises)
-        return Promise(self._promised, resource, frozenset(ids), announced)
-
     def _list_of(self, pool: str) -> DeviceList:
         listed = self._lists.get(pool)
         if listed is None:
@@ -464,7 +443,7 @@ class Manager:
         Args:
             facts: the facts now.
             decided: the decisions until now; None for the last ones.
-            all_run: as for `choosing.admit`.
+            all_run: whether the known containers run already, as in `choosing.admit`.
         """
         earlier = self._read()
         pods = earlier.resolution.view.pods
@@ -476,7 +455,7 @@ class Manager:
             if facts.recovered:
                 admission = choosing.admit(facts, pods, admission, all_run=all_run)
         resolution = resolve.resolve(facts, pods, admission, earlier)
-        stale = pinned.still_stale(facts, resolution)
+        stale = kept_shared.still_stale(facts, resolution)
         if stale != facts.kept_shared:
             facts = replace(facts, kept_shared=stale)
             resolution = resolve.resolve(facts, pods, admission)

@@ -1,18 +1,18 @@
-"""A node's topology as schedulers read it, from the node's state and its surroundings."""
+"""The topology of a node for schedulers, made from the node's state and its surroundings."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from cpupool.core.koordinator import CPUModel
-from cpupool.core.node_topology import KubeletAmounts, NodeMemories, NodeTopology, Publishing
-from cpupool.manager import koordinator, zones
-from cpupool.wire import koordinator as koordinator_annotations
+from cpupool.core.node_topology import CPUModel, KubeletAmounts, NodeMemories, NodeTopology
+from cpupool.manager import koordinator_annotations, zones
 from cpupool.wire.pod_fingerprint import fingerprint
 
 if TYPE_CHECKING:
-    from cpupool.config.kubelet_config import KubeletConfig
+    from collections.abc import Mapping
+
+    from cpupool.config.kubelet_settings import KubeletConfig
     from cpupool.core.names import Names
     from cpupool.manager.resolve import Snapshot
 
@@ -35,7 +35,7 @@ class Surroundings:
 
 
 def node_topology(
-    snapshot: Snapshot, names: Names, around: Surroundings, publishing: Publishing
+    snapshot: Snapshot, names: Names, around: Surroundings, *, annotated: bool
 ) -> NodeTopology:
     """Return the topology that the agent publishes.
 
@@ -43,29 +43,31 @@ def node_topology(
         snapshot: the node's facts and decisions.
         names: the names of the pools' resources.
         around: the other facts.
-        publishing: which scheduler reads it.
+        annotated: whether a scheduler that assigns CPUs reads it.
     """
     facts, resolution = snapshot
-    for_koordinator = publishing is Publishing.KOORDINATOR
+    kubelet = around.kubelet
+    manager = zones.refusing(facts, kubelet.topology_manager if kubelet else None)
+    # Such a scheduler keeps the books of each NUMA node itself: it needs what each really has.
+    loose = zones.loose(facts, manager, kubelet, around.amounts)
     found = zones.zones(
         facts,
         resolution,
         names,
         around.memory,
         around.amounts,
-        every_cpu=for_koordinator,
+        every_cpu=annotated,
+        loose=frozenset() if annotated else loose,
     )
     resources = frozenset(name for zone in found for name in zone.resources)
-    kubelet = around.kubelet
-    annotations: dict[str, str] = {}
-    if for_koordinator:
-        annotations = koordinator_annotations.written(
-            koordinator.published(snapshot, around.model, kubelet)
-        )
+    annotations: Mapping[str, str] = {}
+    labels: Mapping[str, str] = {}
+    if annotated:
+        annotations, labels = koordinator_annotations.metadata(snapshot, around.model, kubelet)
     return NodeTopology(
         found,
-        zones.refusing(facts, kubelet.topology_manager if kubelet else None),
+        manager,
         fingerprint(zones.fingerprinted(facts.pods or (), resources)),
         annotations,
-        dict([koordinator_annotations.MANAGED_BY]) if for_koordinator else {},
+        labels,
     )

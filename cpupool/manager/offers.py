@@ -1,4 +1,8 @@
-"""The numbered device list of each resource for the kubelet, and the devices that pods hold."""
+"""The numbered device list of each resource for the kubelet, and the devices that pods hold.
+
+A list gets another number when a device in it differs for the kubelet. So a waiting ListAndWatch
+stream compares numbers, and not thousands of devices.
+"""
 
 from __future__ import annotations
 
@@ -117,14 +121,14 @@ def offer(
     """Return the devices of a resource.
 
     Args:
-        facts: as for `lists`.
-        resolution: as for `lists`.
+        facts: the node's facts.
+        resolution: the decisions that follow from them.
         resource: the resource.
         held: its ids that pods hold.
         before: its list until now; None for no list.
     """
     taken = resolution.held_elsewhere(resource.name)
-    withheld = facts.blocked
+    withheld = facts.blocked - resolution.grants.cpus
     if resource.name.kind.exclusive:
         withheld |= _additional_cpus(facts, resolution, resource, held)
     if resource.pool.policy.whole_cores:
@@ -168,8 +172,6 @@ def _parts_of_cores(
     blocked = topology.with_siblings(taken) | withheld | exclusive_cpus(held)
     free = (offered & topology.online) - blocked
     cores = [own for core in topology.cores if (own := core & offered)]
-    # As in `policies/pool_choice.py`, a core with fewer threads than the others is none of them.
-    sizes = [len(topology.core_of(own.first) & offered) for own in cores]
-    sizes += [len(known.core & offered) for known in topology.offline.values()]
-    largest = max(sizes, default=0)
+    # As in `policies/pools/choice.py`, a core with fewer threads than the others is none of them.
+    largest = max(map(len, cores), default=0)
     return free - CPUSet.union(own for own in cores if len(own) == largest and own <= free)

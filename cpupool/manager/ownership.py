@@ -16,7 +16,7 @@ from cpupool.core.grants import AnswerOwner, Grant, Grants, PodOwner, Source
 from cpupool.core.names import POLICY_CPUS
 from cpupool.core.requests import ResourceKind
 from cpupool.core.workloads import ContainerRef, oldest_first
-from cpupool.manager import requested
+from cpupool.manager import served_requests
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from cpupool.core.devices import DeviceAssignments
     from cpupool.core.requests import Resource
     from cpupool.core.workloads import Pod
-    from cpupool.manager.facts import NodeFacts, Promise
+    from cpupool.manager.facts import NodeFacts
+    from cpupool.manager.promises import Promise
 
 
 class _Claim(NamedTuple):
@@ -47,7 +48,7 @@ def settle(facts: NodeFacts, pods: Iterable[Pod], before: Grants) -> Grants:
     Args:
         facts: the facts now.
         pods: all pods of the node.
-        before: who owned which CPUs until now; where facts contradict each other, the owner stays.
+        before: the owners until now; where facts contradict each other, the owner stays.
     """
     idle = facts.idle - {container.pod for container in facts.sighted.values() if container.name}
     living = [pod for pod in pods if not pod.finished]
@@ -82,7 +83,7 @@ def settle(facts: NodeFacts, pods: Iterable[Pod], before: Grants) -> Grants:
     later = (
         claim.grant for claim in sorted(new, key=lambda claim: (claim.idle, not claim.announced))
     )
-    answered = tuple(answers(facts, facts.promises))
+    answered = tuple(promised(facts, facts.promises))
     if not (kept or answered) and len(chosen) == len(before.all):
         return before
     return Grants().adding((*kept, *chosen)).adding((*later, *answered), facts.topology)
@@ -127,7 +128,7 @@ def _claims(facts: NodeFacts, pod: Pod, idle: Collection[str]) -> Iterator[_Clai
         held = facts.devices.get(ContainerRef(pod.cgroup_uid, container.name), {})
         for resource, given in held.items():
             kubelets = resource.kind is ResourceKind.KUBELET
-            if kubelets and resource not in requested.counted(facts, pod, container).amounts:
+            if kubelets and resource not in served_requests.counted(facts, pod, container).amounts:
                 # The kubelet's CPU manager gave these CPUs, and no longer gives any.
                 continue
             if cpus := granted(facts, resource, given):
@@ -157,8 +158,8 @@ def _plugged(facts: NodeFacts, pods: Iterable[Pod]) -> Iterator[Grant]:
             yield Grant(owner, POLICY_CPUS, Source.PLUGIN, parts, whole_cores=False)
 
 
-def answers(facts: NodeFacts, promises: Iterable[Promise]) -> Iterator[Grant]:
-    """Return the grants of Allocate's answers, until a pod has their devices."""
+def promised(facts: NodeFacts, promises: Iterable[Promise]) -> Iterator[Grant]:
+    """Yield the grants of promises, which own their CPUs until a pod has their devices."""
     for promise in promises:
         given = AllocatedDevices(promise.ids, promise.announced)
         if cpus := granted(facts, promise.resource, given):

@@ -1,4 +1,4 @@
-"""The node's state: what `cpupool status` and `cpupool explain` show."""
+"""The report of the node's state that `cpupool status` and `cpupool explain` show."""
 
 from __future__ import annotations
 
@@ -8,37 +8,43 @@ from typing import TYPE_CHECKING
 
 from cpupool.core import devices
 from cpupool.core.assignments import Cause, Placement
+from cpupool.core.cgroups import POD_ITSELF, Writer
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.devices import AllocatedDevices
 from cpupool.core.grants import WHOLE_POD
 from cpupool.core.names import POLICY_CPUS
+from cpupool.core.plugin_facts import Given
 from cpupool.core.requests import CPURequest
-from cpupool.core.resource_plugins import Given
 from cpupool.core.workloads import ContainerID, ContainerRef
-from cpupool.manager import ownership, plugin_requests, requested
-from cpupool.manager.ports import POD_ITSELF, Writer
+from cpupool.manager import by_plugins, ownership, planning, served_requests
 from cpupool.manager.usage import usage
-from cpupool.policies.base import BEST_EFFORT, DEFAULT, Choice, NodeView, Size
+from cpupool.policies.base import Choice
+from cpupool.policies.view import BEST_EFFORT, DEFAULT, NodeView, Size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from cpupool.core.cgroups import FoundContainer
     from cpupool.core.pools import NodePools, Pool
     from cpupool.core.requests import Resource
+    from cpupool.core.withheld import Withheld
     from cpupool.manager.facts import ContainerKey, NodeFacts
-    from cpupool.manager.ports import FoundContainer
     from cpupool.manager.resolve import PlacedContainer, Resolution
 
 _STALE = "stale-shared: until it restarts it keeps the shared CPUs that its pools had"
 _MOVED = " (moved by the kernel)"
 _NO_GRANT = AllocatedDevices(frozenset())
 _NO_ANSWER = Given(0.0)
+_NIC_NAME = "nic_name"
+"""The annotation of an answer that names a NIC, in the domain of any plugin."""
+_LONGEST_NIC = 15
+"""Characters of an interface's name (IFNAMSIZ); the text of a plugin may be longer."""
 _SETS = (DEFAULT, BEST_EFFORT)
 
 
 @dataclass(frozen=True, slots=True)
 class PoolShare:
-    """What a container requests of one pool, and has.
+    """The part of one pool that a container requests, and the part that it has.
 
     Attributes:
         pool: the pool's resource, or another resource that comes with CPUs.
@@ -46,7 +52,8 @@ class PoolShare:
         devices: how many devices the kubelet gave; 0 before it has named any.
         given: the CPUs of these devices; none for a shared pool.
         siblings: the CPUs that come with them under multiThreaded, online or not.
-        reused_from: the pod's init container that had some of these devices first; empty if none.
+        reused_from: the pod's init container that had some of these devices first; for CPUs of a
+            policy another container that has some of them, and runs at another time; empty if none.
         choice: cpupool's choice when the kubelet asked; None where it is not known.
         cpus: the CPUs of this pool that the container must run on.
     """
@@ -63,14 +70,15 @@ class PoolShare:
 
 @dataclass(frozen=True, slots=True)
 class PluginAnswer:
-    """What a resource plugin has answered for a container.
+    """The answer of a plugin for a resource to a container's request.
 
     Attributes:
         resource: the resource that the container requests.
-        values: what the container has by it: the name of an OCI property → its value.
+        values: the container's properties by it: the name of an OCI property → its value, and `NIC`
+            → the NIC's name.
         texts: the names of the variables and annotations that it has by it.
-        nodes: the NUMA nodes for which the plugin was asked; empty for any.
-        why: why there is no answer that counts; empty if there is one.
+        nodes: the NUMA nodes in the question to the plugin; empty for any.
+        why: why there is no answer that applies; empty if there is one.
         confirmed: when the plugin has said so last, in RFC 3339; empty if this agent has not heard.
     """
 
@@ -84,7 +92,7 @@ class PluginAnswer:
 
 @dataclass(frozen=True, slots=True)
 class PluginStatus:
-    """A socket of a resource plugin.
+    """A socket of a plugin for a resource.
 
     Attributes:
         socket: its path.
@@ -118,13 +126,13 @@ class NodeResource:
 
 @dataclass(frozen=True, slots=True)
 class PluginReport:
-    """What the agent knows of resource plugins.
+    """The agent's knowledge of plugins for resources.
 
     Attributes:
         folders: where they register; none if the agent asks no plugin.
         plugins: the sockets that are there.
         confirmed: container and requested resource → when its plugin has confirmed the answer.
-        node_resources: what they offer for the node's status.
+        node_resources: the resources that they offer for the node's status.
     """
 
     folders: tuple[str, ...] = ()
@@ -153,9 +161,9 @@ class ContainerStatus:
             load.
         exclusive: the part of `wanted` that is its own.
         shares: its share of each pool that it requests.
-        qos: Koordinator's class of its pod, or Kubernetes' class; empty where it is not known.
+        qos: the class in its pod's label, or Kubernetes' class; empty where it is not known.
         assigned: the CPUs that a scheduler has assigned to its pod; empty for none.
-        answers: what resource plugins have answered, and where they have not.
+        answers: the answers of plugins for resources, missing ones included.
     """
 
     name: str
@@ -214,18 +222,19 @@ class NodeStatus:
         draining: pool → how many devices pods hold that the pool has lost; includes pools that are
             no longer configured.
         enforcement: the way in which a container that starts now gets its CPUs.
-        waiting_for: what the agent must know before it touches any container; empty if it knows.
-        offline: the machine's CPUs that are offline.
+        waiting_for: the fact that the agent needs before it touches containers; empty for none.
+        offline: the machine's CPUs that are offline or withheld.
         blocked: CPUs that no container may have because two pools share their core.
         reserved: the CPUs of the default pool that the CPU manager policy gives to no container.
         refused: the pods that the policy could not serve.
         sets: shared set of the policy → its CPUs now; best-effort pods may have a set of their own.
         sizes: shared set → how many CPUs the load leaves to it.
-        plugin_folders: where resource plugins register; none if the agent asks none.
+        plugin_folders: where plugins for resources register; none if the agent asks none.
         plugins: their sockets.
         lost: the resources whose plugin is gone, and has been there.
-        node_resources: what plugins offer for the node's status, if the agent writes it.
+        node_resources: plugins' resources for the node's status, if the agent writes it.
         nri: for which pod the connection to NRI waits, and until when; empty if it does not.
+        withheld: the CPUs that run, and which cgroup keeps containers from them.
     """
 
     pools: NodePools
@@ -244,6 +253,7 @@ class NodeStatus:
     lost: tuple[str, ...] = ()
     node_resources: tuple[NodeResource, ...] = ()
     nri: str = ""
+    withheld: tuple[Withheld, ...] = ()
 
     def offered(self, pool: Pool) -> CPUSet:
         """Return the CPUs of a pool that containers may have, free or not."""
@@ -277,7 +287,7 @@ def describe(
         enforcement: as the attribute.
         nri: as the attribute.
         choices: pool and CPU → the last choice when the kubelet asked.
-        plugins: what is known of resource plugins.
+        plugins: the agent's knowledge of plugins for resources.
     """
     plugins = plugins or PluginReport()
     containers = [
@@ -290,7 +300,7 @@ def describe(
         {pool.name: pool.draining for pool in usage(facts) if pool.draining},
         enforcement,
         facts.topology.present - facts.topology.online,
-        facts.blocked,
+        facts.blocked - resolution.grants.cpus,
         _reserved(facts),
         tuple(_refused(resolution)),
         {name: cpus for name, cpus in resolution.view.extents.items() if name in _SETS},
@@ -300,6 +310,7 @@ def describe(
         tuple(sorted(facts.plugins.served - plugins.registered)),
         plugins.node_resources,
         nri,
+        facts.topology.withheld,
     )
 
 
@@ -327,7 +338,9 @@ def _container(
     key = (found.pod, ContainerID(found.id))
     assignment = resolution.assignment(key)
     placed = resolution.containers.get(key)
-    request = requested.counted(facts, placed.pod, placed.container) if placed else CPURequest()
+    request = (
+        served_requests.counted(facts, placed.pod, placed.container) if placed else CPURequest()
+    )
     shares = [
         _share(facts, placed, choices, pool, requested)
         for pool, requested in request.amounts.items()
@@ -359,16 +372,16 @@ def _answers(
     ref = ContainerRef(pod.cgroup_uid, container.name)
     given = facts.plugins.given.get(ref, {})
     grants = resolution.grants
-    lacking = plugin_requests.lacking(facts, grants, pod, container)
+    lacking = by_plugins.lacking(facts, grants, pod, container)
     for resource in sorted(given.keys() | lacking.keys()):
         has = given.get(resource, _NO_ANSWER)
         nodes = has.hint.nodes if has.hint else None
         why = ""
         if resource in lacking:
-            why = plugin_requests.reason(facts, grants, pod, container, (resource,)).as_kubelet
+            why = by_plugins.reason(facts, grants, pod, container, (resource,)).as_kubelet
         yield PluginAnswer(
             resource,
-            has.values,
+            {**has.values, **_nic(has)},
             tuple(sorted(has.texts)),
             str(CPUSet(nodes or ())),
             why,
@@ -376,16 +389,26 @@ def _answers(
         )
 
 
+def _nic(given: Given) -> Mapping[str, str]:
+    """Return the name of a container's NIC, where the answer has it."""
+    answers = () if given.refused else given.answers.values()
+    said = (annotation for answer in answers for annotation in answer.annotations.items())
+    names = (text for key, text in said if key.rpartition("/")[2] == _NIC_NAME)
+    name = next((name for name in names if 0 < len(name) <= _LONGEST_NIC), "")
+    return {"NIC": name} if name else {}
+
+
 def _own(resolution: Resolution, placed: PlacedContainer) -> PoolShare | None:
-    """Return what the CPU manager policy gives to a container; None if it gives nothing."""
+    """Return a container's CPUs of the CPU manager policy; None if it has none."""
     pod, name = placed.pod, placed.container.name
     grant = resolution.view.chosen.get(pod.cgroup_uid)
     parts, reasons = (grant.parts, grant.reasons) if grant else ({}, ())
     given = parts.get(name) or parts.get(WHOLE_POD, CPUSet())
     if not given and placed.assignment.cause is not Cause.MISFIT:
         return None
-    earlier = takewhile(lambda container: container.name != name, pod.containers)
-    reused = (init.name for init in earlier if parts.get(init.name, CPUSet()) & given)
+    at_once = {name, *planning.beside(pod.containers, name)}
+    others = (each.name for each in pod.containers if each.name not in at_once)
+    reused = (other for other in others if parts.get(other, CPUSet()) & given)
     return PoolShare(
         pool=POLICY_CPUS,
         requested=placed.container.whole_cpus or pod.whole_cpus,

@@ -1,7 +1,7 @@
 """The container runtime's facts about containers, joined to those of API server and kubelet.
 
 The runtime knows a container before its pod reports it, and pods that the API server has not listed
-yet. Its facts count only until better facts are known.
+yet. The agent uses its facts only until it knows better ones.
 
 The devices that a container's annotation names are a hint (ADR 0018): a pod's author may have
 written the annotation, and the kubelet's records correct it.
@@ -13,10 +13,9 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from cpupool.core.cpuset import CPUSet
 from cpupool.core.devices import AllocatedDevices
 from cpupool.core.workloads import Container, ContainerID, ContainerRef, Pod, PodUID
-from cpupool.manager import static_pods
+from cpupool.manager import mirror_pods, promises
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,7 +23,8 @@ if TYPE_CHECKING:
     from cpupool.core.devices import DeviceAssignments
     from cpupool.core.requests import Resource
     from cpupool.core.workloads import RuntimeContainer
-    from cpupool.manager.facts import NodeFacts, Promise
+    from cpupool.manager.facts import NodeFacts
+    from cpupool.manager.promises import Promise
 
 
 def present(facts: NodeFacts) -> tuple[Pod, ...]:
@@ -32,7 +32,7 @@ def present(facts: NodeFacts) -> tuple[Pod, ...]:
 
     If a container of the latter has ended, it may start again, and keeps its devices.
     """
-    listed = tuple(static_pods.true(facts.pods or (), facts.static))
+    listed = tuple(mirror_pods.true(facts.pods or (), facts.static))
     known = {pod.cgroup_uid for pod in listed}
     unlisted: defaultdict[str, list[RuntimeContainer]] = defaultdict(list)
     for container in facts.sighted.values():
@@ -67,7 +67,7 @@ def of_runtime(
 
     Args:
         pods: the id in a pod's cgroup name → the pod.
-        sighted: what the runtime reports, sandboxes included.
+        sighted: the containers that the runtime reports, sandboxes included.
     """
     for found in sighted:
         if found.name:
@@ -78,7 +78,7 @@ def of_runtime(
 def added(
     before: Mapping[ContainerID, RuntimeContainer], now: Mapping[ContainerID, RuntimeContainer]
 ) -> tuple[RuntimeContainer, ...] | None:
-    """Return what the runtime reports in addition to before; None if something else differs."""
+    """Return the containers that the runtime reports now only; None if another thing differs."""
     if not before.items() <= now.items():
         return None
     return tuple(found for key, found in now.items() if key not in before)
@@ -87,7 +87,7 @@ def added(
 def joined(facts: NodeFacts) -> NodeFacts:
     """Return the facts with the devices of present pods; a hint must match the pod's spec."""
     listed = facts.pods or ()
-    static = static_pods.identities(listed, facts.sighted.values(), facts.static)
+    static = mirror_pods.identities(listed, facts.sighted.values(), facts.static)
     if static != facts.static:
         facts = replace(facts, static=static)
     pods = {pod.cgroup_uid: pod for pod in present(facts) if not pod.finished}
@@ -137,14 +137,14 @@ def corrected(known: DeviceAssignments, found: DeviceAssignments) -> DeviceAssig
 
 
 def merged(
-    known: DeviceAssignments, found: DeviceAssignments, promises: Iterable[Promise]
+    known: DeviceAssignments, found: DeviceAssignments, promised: Iterable[Promise]
 ) -> DeviceAssignments:
     """Return the known devices with the kubelet's records, and without contradicted hints.
 
     Args:
         known: the known devices of containers.
         found: the kubelet's records, which do not have the CPUs that Allocate announced.
-        promises: the answers of Allocate, which have them.
+        promised: the answers of Allocate, which have them.
     """
     joined = dict(corrected(known, found))
     for ref, by_pool in found.items():
@@ -152,23 +152,11 @@ def merged(
         joined[ref] = {
             **before,
             **{
-                pool: with_announced(before.get(pool), as_announced(promises, pool, grant))
+                pool: with_announced(before.get(pool), promises.as_announced(promised, pool, grant))
                 for pool, grant in by_pool.items()
             },
         }
     return joined
-
-
-def unfulfilled(promises: tuple[Promise, ...], found: DeviceAssignments) -> tuple[Promise, ...]:
-    """Return the promises without devices that the kubelet's records name."""
-    if not (promises and found):
-        return promises
-    fulfilled: defaultdict[Resource, set[str]] = defaultdict(set)
-    for held in found.values():
-        for resource, grant in held.items():
-            fulfilled[resource] |= grant.ids
-    left = (replace(promise, ids=promise.ids - fulfilled[promise.resource]) for promise in promises)
-    return tuple(promise for promise in left if promise.ids)
 
 
 def _with_hints(
@@ -190,54 +178,15 @@ def _with_hints(
             held = found.get(ref, {})
             if resource in held or not _asks(pods[container.pod], container.name, resource, ids):
                 continue
-            if _given(facts.promises, found, container.pod, resource, ids):
-                grant = AllocatedDevices(ids, announced(facts.promises, resource, ids), hint=True)
+            if promises.gave(facts.promises, found, container.pod, resource, ids):
+                cpus = promises.announced(facts.promises, resource, ids)
+                grant = AllocatedDevices(ids, cpus, hint=True)
                 found[ref] = {**held, resource: grant}
     return found
 
 
 def _asks(pod: Pod, container: str, resource: Resource, ids: frozenset[str]) -> bool:
     return _named(pod, container).requests.get(resource) == len(ids)
-
-
-def _given(
-    promises: Iterable[Promise],
-    known: DeviceAssignments,
-    pod: str,
-    resource: Resource,
-    ids: frozenset[str],
-) -> bool:
-    """Return whether Allocate gave exactly these devices, and no other pod has one of them.
-
-    The kubelet also gives the devices of a pod's init containers to its other containers.
-    """
-    of_pod: set[str] = set()
-    for ref, held in known.items():
-        if (grant := held.get(resource)) is None:
-            continue
-        if ref.pod == pod:
-            of_pod |= grant.ids
-        elif not grant.ids.isdisjoint(ids):
-            return False
-    answers = (promise.ids for promise in promises if promise.resource == resource)
-    return ids <= of_pod or any(answer <= ids <= answer | of_pod for answer in answers)
-
-
-def as_announced(
-    promises: Iterable[Promise], resource: Resource, given: AllocatedDevices
-) -> AllocatedDevices:
-    """Return the kubelet's record of devices with the CPUs that an answer of Allocate announced."""
-    cpus = given.announced or announced(promises, resource, given.ids)
-    return replace(given, announced=cpus)
-
-
-def announced(promises: Iterable[Promise], resource: Resource, ids: frozenset[str]) -> CPUSet:
-    """Return the CPUs that Allocate announced to a container with these devices."""
-    return CPUSet.union(
-        promise.announced
-        for promise in promises
-        if promise.resource == resource and ids <= promise.ids
-    )
 
 
 def with_announced(known: AllocatedDevices | None, grant: AllocatedDevices) -> AllocatedDevices:

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from cpupool.core.assignments import Placement, Step
+from cpupool.core.cgroups import Writer
 from cpupool.core.cpu_manager import (
     CPU_MANAGER,
     ON_MISFIT,
@@ -26,7 +27,7 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.names import KUBELET_CPUS, POLICY_CPUS, resource_named
 from cpupool.core.pool_policy import PoolPolicy
 from cpupool.core.pools import HyperThreadingPolicy, MixedCPUs, NodePools, Pool, PoolKind
-from cpupool.manager.ports import Writer
+from cpupool.core.withheld import Withheld
 from cpupool.manager.report import (
     ContainerStatus,
     NodeResource,
@@ -36,7 +37,8 @@ from cpupool.manager.report import (
     PoolShare,
     RefusedPod,
 )
-from cpupool.policies.base import BEST_EFFORT, DEFAULT, Choice, Size
+from cpupool.policies.base import Choice
+from cpupool.policies.view import BEST_EFFORT, DEFAULT, Size
 from cpupool.wire.json_text import Fields
 
 if TYPE_CHECKING:
@@ -55,6 +57,10 @@ def to_json(status: NodeStatus) -> dict[str, Any]:
         "enforcement": status.enforcement.value,
         "nri": status.nri,
         "offline": str(status.offline),
+        "withheld": [
+            {"cpus": str(part.cpus), "cgroup": part.cgroup, "partition": part.partition}
+            for part in status.withheld
+        ],
         "blocked": str(status.blocked),
         "pools": {
             pool.name: {
@@ -185,6 +191,12 @@ def from_json(document: object) -> NodeStatus:
         top.texts("lost"),
         tuple(map(_node_resource, top.objects("node_resources", optional=True))),
         top.get("nri", str, ""),
+        tuple(
+            Withheld(
+                part.read("cpus", CPUSet.parse), part.get("cgroup", str), part.get("partition", str)
+            )
+            for part in top.objects("withheld", optional=True)
+        ),
     )
 
 

@@ -1,21 +1,21 @@
-"""How much of each pool and of the CPU manager policy's CPUs is in use, and how well it lies."""
+"""The use of each pool and of the CPU manager policy's CPUs, and how scattered the CPUs are."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from cpupool.core import devices
-from cpupool.core.cpu_manager import KOORDINATOR, NONE, TopologyPolicy
+from cpupool.core.cpu_manager import NONE, TopologyPolicy
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import TopologyAffinityError
-from cpupool.core.koordinator import QoS
 from cpupool.core.names import POLICY_CPUS
 from cpupool.manager import offers
-from cpupool.policies.base import BEST_EFFORT, DEFAULT
-from cpupool.policies.fragmentation import score
+from cpupool.policies.built_in import kind
 from cpupool.policies.layout import Layout, Level
+from cpupool.policies.pools.fragmentation import score
+from cpupool.policies.view import BEST_EFFORT, DEFAULT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from cpupool.core.pools import Pool, PoolKind
     from cpupool.core.topology import CPUTopology
     from cpupool.manager.facts import NodeFacts
-    from cpupool.policies.base import NodeView
+    from cpupool.policies.view import NodeView
 
 _LEVELS: Final = {"numa_node": Level.NODE, "uncore_cache": Level.UNCORE}
 
@@ -115,8 +115,9 @@ class PolicyUsage:
         by_node: NUMA node → how many of the owned CPUs lie on it.
         shared: NUMA node → how many of its CPUs the pods without own CPUs share.
         best_effort: the same for best-effort pods; empty where they have no set of their own.
-        owners: class of Koordinator → how many of its pods own CPUs, and how many CPUs; the class
-            of other owners is `none`.
+        owners: class of pods → how many of them own CPUs, and how many CPUs; the class of other
+            owners is `none`.
+        irregular: class of pods → how many of them break a rule of admission.
     """
 
     free: int
@@ -125,6 +126,7 @@ class PolicyUsage:
     shared: Mapping[int, int]
     best_effort: Mapping[int, int]
     owners: Mapping[str, tuple[int, int]]
+    irregular: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +158,7 @@ def policy_usage(facts: NodeFacts, view: NodeView) -> PolicyUsage:
         _by_node(view, view.extents[DEFAULT]),
         {} if best_effort is None else _by_node(view, best_effort),
         _owners(view),
+        _irregular(view),
     )
 
 
@@ -165,9 +168,7 @@ def _by_node(view: NodeView, cpus: CPUSet) -> dict[int, int]:
 
 def _owners(view: NodeView) -> dict[str, tuple[int, int]]:
     classes = {pod.cgroup_uid: pod.orchestration and pod.orchestration.qos for pod in view.pods}
-    counted: dict[str, tuple[int, int]] = {}
-    if view.pools.cpu_manager.policy == KOORDINATOR:
-        counted = {qos.value: (0, 0) for qos in (QoS.LSE, QoS.LSR)}
+    counted = dict.fromkeys(kind(view.pools.cpu_manager).owner_classes, (0, 0))
     for uid, grant in view.chosen.items():
         qos = classes.get(uid)
         name = qos.value if qos else NONE
@@ -176,11 +177,18 @@ def _owners(view: NodeView) -> dict[str, tuple[int, int]]:
     return counted
 
 
-def decisions(before: NodeView | None, after: NodeView) -> Decisions:
-    """Count what the CPU manager policy decided between two views; None for the agent's start.
+def _irregular(view: NodeView) -> dict[str, int]:
+    policy = kind(view.pools.cpu_manager)
+    told = [pod.orchestration for pod in view.pods if policy.irregular(pod)]
+    found = [each.qos.value for each in told if each and each.qos]
+    return {name: found.count(name) for name in policy.owner_classes}
 
-    As in the kubelet, cores and NUMA nodes count only where the configuration promises them, and
-    caches always.
+
+def decisions(before: NodeView | None, after: NodeView) -> Decisions:
+    """Count the CPU manager policy's decisions between two views; `before` is None at the start.
+
+    As in the kubelet, the numbers by core and by NUMA node are 0 unless the configuration promises
+    that boundary.
     """
     manager = after.pools.cpu_manager
     cores = manager.options.full_pcpus_only

@@ -1,4 +1,4 @@
-"""What a plugin decides: pure functions of its state, which return the next state."""
+"""The interface of a plugin: pure functions of its state, which return the next state."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from cpupool.core.cpu_manager import TopologyHint
-    from cpupool.core.plugin_state import PluginState
-    from cpupool.core.resource_plugins import Answers, PluginOptions, Question
+    from cpupool.core.plugin_facts import Answers
     from cpupool.core.workloads import ContainerRef
+    from cpupool.plugins.service import Device
+    from cpupool.plugins.state import PluginState
+    from cpupool.policies.qrm.questions import PluginOptions, Question
 
 
 class Amount(NamedTuple):
-    """How much of a resource a NUMA node has.
+    """The amount of a resource on a NUMA node.
 
     Attributes:
         capacity: all of it.
-        allocatable: what containers can have.
+        allocatable: the part that containers can have.
     """
 
     capacity: float
@@ -26,15 +28,17 @@ class Amount(NamedTuple):
 
 
 class Stock(NamedTuple):
-    """How much of a resource a machine has.
+    """The amounts of a resource on a machine.
 
     Attributes:
         by_node: NUMA node → how much it has.
         of_node: whether the node's status names the resource.
+        devices: how much each device has; none where a resource has no devices.
     """
 
     by_node: Mapping[int, Amount]
     of_node: bool = False
+    devices: tuple[tuple[Device, Amount], ...] = ()
 
 
 class Plugin(Protocol):
@@ -47,7 +51,7 @@ class Plugin(Protocol):
 
     @property
     def options(self) -> PluginOptions:
-        """What it wants to be asked."""
+        """The questions that it wants to get."""
         ...
 
     def hints(self, state: PluginState, question: Question) -> tuple[TopologyHint, ...] | None:
@@ -74,11 +78,17 @@ class Plugin(Protocol):
         ...
 
     def answers(self, state: PluginState, container: ContainerRef) -> Answers:
-        """Return what a container has now; nothing for one without an answer."""
+        """Return the present answers of a container; empty for one without an answer."""
+        ...
+
+    def devices(
+        self, state: PluginState, container: ContainerRef
+    ) -> Mapping[str, tuple[tuple[Device, float], ...]]:
+        """Return resource → devices, and how much a container has of each; none for CPUs."""
         ...
 
     def settled(self, state: PluginState) -> PluginState:
-        """Return the state as this machine and this configuration have it."""
+        """Return the state after the changes that this machine and configuration require."""
         ...
 
     def stock(self, state: PluginState, resource: str) -> Mapping[str, Stock]:

@@ -1,7 +1,8 @@
 """The plugin for CPUs: pools by role, and CPUs of one's own on NUMA nodes.
 
-As Katalyst's CPU plugin (pkg/agent/qrm-plugins/cpu/dynamicpolicy in katalyst-core), except that
-pools keep the CPUs that they have. A pool is what the containers with CPUs of their own leave.
+It decides as Katalyst's CPU plugin (pkg/agent/qrm-plugins/cpu/dynamicpolicy in katalyst-core),
+except that pools keep the CPUs that they have. The pools share the CPUs that containers with CPUs
+of their own leave.
 """
 
 from __future__ import annotations
@@ -13,30 +14,33 @@ from typing import TYPE_CHECKING, Final
 from cpupool.core.cpu_manager import TopologyHint
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import PlacementError
-from cpupool.core.plugin_config import RECLAIM
-from cpupool.core.plugin_state import ServedContainer
+from cpupool.core.plugin_facts import Answer
 from cpupool.core.pools import MILLI_PER_CPU
 from cpupool.core.properties import CPUSET_CPUS
-from cpupool.core.resource_plugins import Answer, ContainerRole, PluginOptions
 from cpupool.core.resources import CPU
+from cpupool.plugins import pool_sets
+from cpupool.plugins.accumulator import take
 from cpupool.plugins.base import Amount, Stock
+from cpupool.plugins.binding_hints import NoBinding, cpu_hints
+from cpupool.plugins.config import RECLAIM
 from cpupool.plugins.members import PoolRef, joined, needed, pool_of, pool_sizes
 from cpupool.plugins.placing import neighbours_of, on_free_nodes, placed, placing
-from cpupool.policies import pool_sets
-from cpupool.policies.binding_hints import NoBinding, cpu_hints
-from cpupool.policies.katalyst_accumulator import take
+from cpupool.plugins.state import ServedContainer
 from cpupool.policies.layout import Level
-from cpupool.wire.katalyst import RECLAIMED_MILLI
+from cpupool.policies.qrm.katalyst import RECLAIMED_MILLI
+from cpupool.policies.qrm.questions import ContainerRole, PluginOptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from cpupool.core.plugin_config import PluginConfig, PoolSize
-    from cpupool.core.plugin_state import PluginState
-    from cpupool.core.resource_plugins import Answers, Question
+    from cpupool.core.plugin_facts import Answers
     from cpupool.core.workloads import ContainerRef
-    from cpupool.policies.binding_hints import Binding
+    from cpupool.plugins.binding_hints import Binding
+    from cpupool.plugins.config import PluginConfig, PoolSize
+    from cpupool.plugins.service import Device
+    from cpupool.plugins.state import PluginState
     from cpupool.policies.layout import Layout
+    from cpupool.policies.qrm.questions import Question
 
 _NOTHING: Final = Answer()
 
@@ -71,7 +75,7 @@ class CPUPlugin:
 
     @property
     def options(self) -> PluginOptions:
-        """Hints, and again and again what each container has: pools change."""
+        """The questions for hints, and repeatedly for allocations, because pools change."""
         return PluginOptions(aligned=True, reconciled=True)
 
     def stock(self, state: PluginState, resource: str) -> Mapping[str, Stock]:
@@ -154,6 +158,12 @@ class CPUPlugin:
         pool = pool_of(self.config, state, held)
         cpus = state.pools.get(pool.name, CPUSet()) if pool else CPUSet()
         return {CPU: replace(_cpus(cpus), hints=held.answer.hints)} if cpus else {}
+
+    def devices(
+        self, _state: PluginState, _container: ContainerRef
+    ) -> Mapping[str, tuple[tuple[Device, float], ...]]:
+        """Return none: a NUMA node has CPUs."""
+        return {}
 
     def settled(self, state: PluginState) -> PluginState:
         """Return the state with the pools on the CPUs that are left for them."""

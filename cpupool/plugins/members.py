@@ -11,20 +11,21 @@ from math import ceil
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cpupool.core.names import STATIC_POD_HASH
-from cpupool.core.plugin_config import PoolSize, pool_on_node
-from cpupool.core.plugin_state import ServedContainer
-from cpupool.core.resource_plugins import Answer, ContainerRole
+from cpupool.core.plugin_facts import Answer
+from cpupool.plugins.config import PoolSize, pool_on_node
 from cpupool.plugins.placing import placed
+from cpupool.plugins.state import ServedContainer
+from cpupool.policies.qrm.questions import ContainerRole
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from cpupool.core.plugin_config import PluginConfig
-    from cpupool.core.plugin_state import PluginState
-    from cpupool.core.resource_plugins import Question
+    from cpupool.plugins.config import PluginConfig
+    from cpupool.plugins.state import PluginState
+    from cpupool.policies.qrm.questions import Question
 
 _DIGITS: Final = 3
-"""What is beyond these digits of a sum of requests is an error of the sum."""
+"""Further digits of a sum of requests are rounding errors."""
 
 
 class PoolRef(NamedTuple):
@@ -84,7 +85,7 @@ def pool_sizes(
 
     Args:
         config: the file.
-        state: who is in which pool.
+        state: the containers, each with its pool.
         most: NUMA node → how many CPUs its pool can have.
     """
     found: dict[str, PoolSize] = {}

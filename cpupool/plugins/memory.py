@@ -1,7 +1,8 @@
 """The plugin for memory: the NUMA nodes from which a container takes it.
 
-As Katalyst's memory plugin (pkg/agent/qrm-plugins/memory/dynamicpolicy in katalyst-core). It counts
-what bound containers request; the kernel bounds what a node gives.
+It decides as Katalyst's memory plugin (pkg/agent/qrm-plugins/memory/dynamicpolicy in
+katalyst-core). It adds up the requests of bound containers; only the kernel limits what a node
+gives.
 """
 
 from __future__ import annotations
@@ -12,23 +13,26 @@ from typing import TYPE_CHECKING, Final
 
 from cpupool.core.cpu_manager import TopologyHint
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.plugin_state import ServedContainer
+from cpupool.core.plugin_facts import Answer
 from cpupool.core.properties import CPUSET_MEMS
-from cpupool.core.resource_plugins import Answer, ContainerRole, PluginOptions
 from cpupool.core.resources import MEMORY
 from cpupool.plugins.base import Amount, Stock
+from cpupool.plugins.binding_hints import NoBinding, NodeMemory, memory_hints
 from cpupool.plugins.placing import neighbours_of, on_free_nodes, placed, placing
-from cpupool.policies.binding_hints import NoBinding, NodeMemory, memory_hints
+from cpupool.plugins.state import ServedContainer
 from cpupool.policies.layout import Level
+from cpupool.policies.qrm.questions import ContainerRole, PluginOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from cpupool.core.plugin_config import PluginConfig
-    from cpupool.core.plugin_state import PluginState
-    from cpupool.core.resource_plugins import Answers, Question
+    from cpupool.core.plugin_facts import Answers
     from cpupool.core.workloads import ContainerRef
+    from cpupool.plugins.config import PluginConfig
+    from cpupool.plugins.service import Device
+    from cpupool.plugins.state import PluginState
     from cpupool.policies.layout import Layout
+    from cpupool.policies.qrm.questions import Question
 
 _NOTHING: Final = Answer()
 
@@ -54,7 +58,7 @@ class MemoryPlugin:
 
     @property
     def options(self) -> PluginOptions:
-        """Hints, and again and again what each container has: unbound ones make room."""
+        """The questions for hints, and repeatedly for allocations: unbound containers make room."""
         return PluginOptions(aligned=True, reconciled=True)
 
     def stock(self, _state: PluginState, resource: str) -> Mapping[str, Stock]:
@@ -130,15 +134,21 @@ class MemoryPlugin:
         bound = {node for each in state.held.values() for node in each.answer.by_node}
         return {MEMORY: _on(self.total.keys() - bound or self.total, held.question.quantity)}
 
+    def devices(
+        self, _state: PluginState, _container: ContainerRef
+    ) -> Mapping[str, tuple[tuple[Device, float], ...]]:
+        """Return none: a NUMA node has memory."""
+        return {}
+
     def settled(self, state: PluginState) -> PluginState:
-        """Return the same state: what others get follows from it."""
+        """Return the same state: the answers to other containers follow from it."""
         return state
 
     def _most(self, node: int) -> int:
         return max(0, self.total.get(node, 0) - self.config.reserved_memory_bytes)
 
     def _memory(self, state: PluginState, question: Question) -> Mapping[int, NodeMemory]:
-        """Return NUMA node → what is free for a container, with what it has itself.
+        """Return NUMA node → the memory that is free for a container, with its own.
 
         A request that grows stays on its nodes.
         """
@@ -160,7 +170,7 @@ class MemoryPlugin:
 
 
 def _filled(free: Mapping[int, int], wanted: int) -> Mapping[int, int]:
-    """Return NUMA node → bytes: the lower node is filled first."""
+    """Return NUMA node → bytes, and fill the lower node first."""
     taken: dict[int, int] = {}
     for node, bytes_ in free.items():
         if part := min(bytes_, wanted - sum(taken.values())):

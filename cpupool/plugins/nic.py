@@ -1,8 +1,8 @@
 """The plugin for network interfaces: a NIC near the NUMA node of a container.
 
-As Katalyst's network plugin (pkg/agent/qrm-plugins/network/staticpolicy in katalyst-core), except
-that the NIC with the most bandwidth left is taken, not a random one. Several containers may share a
-NIC. Bandwidth is counted, not enforced.
+It decides as Katalyst's network plugin (pkg/agent/qrm-plugins/network/staticpolicy in
+katalyst-core), except that it takes the NIC with the most bandwidth left, not a random one. Several
+containers may share a NIC. The plugin counts bandwidth, and does not enforce it.
 """
 
 from __future__ import annotations
@@ -13,18 +13,22 @@ from typing import TYPE_CHECKING, Final
 from cpupool.core.cpu_manager import TopologyHint
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import PlacementError
-from cpupool.core.plugin_state import ServedContainer
-from cpupool.core.resource_plugins import Answer, ContainerRole, PluginOptions
+from cpupool.core.plugin_facts import Answer
 from cpupool.plugins.base import Amount, Stock
 from cpupool.plugins.placing import BadRequest, network_wishes
+from cpupool.plugins.service import Device
+from cpupool.plugins.state import ServedContainer
+from cpupool.policies.qrm.katalyst import NIC_NAME
+from cpupool.policies.qrm.questions import ContainerRole, PluginOptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from cpupool.core.nics import NIC
-    from cpupool.core.plugin_state import PluginState
-    from cpupool.core.resource_plugins import Answers, Question
+    from cpupool.core.plugin_facts import Answers
     from cpupool.core.workloads import ContainerRef
+    from cpupool.plugins.nics import NIC
+    from cpupool.plugins.state import PluginState
+    from cpupool.policies.qrm.questions import Question
 
 NEAR_NIC: Final = "NIC"
 """The resource of the QRM proposal: a NIC, however much bandwidth."""
@@ -36,7 +40,6 @@ _IPV6: Final = "AFFINITY_NIC_ADDR_IPV6"
 _IPV4: Final = "AFFINITY_NIC_ADDR_IPV4"
 _NETNS: Final = "kubernetes.io/host-netns-path"
 _KATALYST: Final = "qrm.katalyst.kubewharf.io/"
-_NAME: Final = f"{_KATALYST}nic_name"
 _NETNS_PATH: Final = f"{_KATALYST}netns_path"
 
 
@@ -66,24 +69,27 @@ class NICPlugin:
 
     @property
     def options(self) -> PluginOptions:
-        """Hints; what a container has stays."""
+        """The question for hints; a container keeps its NIC."""
         return PluginOptions(aligned=True)
 
     def stock(self, _state: PluginState, resource: str) -> Mapping[str, Stock]:
         """Return the bandwidth near each NUMA node, or how many NICs are there.
 
-        A NIC near no node is counted at the first one.
+        A NIC near no node is in the amount of the first one.
         """
         found = dict.fromkeys(sorted(self.nodes), Amount(0.0, 0.0))
+        devices = []
         for nic in self.nics:
+            each = (
+                Amount(1, nic.healthy)
+                if resource == NEAR_NIC
+                else Amount(nic.speed_mbits, _usable(nic) if nic.healthy else 0)
+            )
             node = min(self._near(nic))
             most, usable = found[node]
-            if resource == NEAR_NIC:
-                found[node] = Amount(most + 1, usable + nic.healthy)
-            else:
-                part = _usable(nic) if nic.healthy else 0
-                found[node] = Amount(most + nic.speed_mbits, usable + part)
-        return {resource: Stock(found, of_node=resource == BANDWIDTH)}
+            found[node] = Amount(most + each.capacity, usable + each.allocatable)
+            devices.append((_device(node, nic.name, nic.netns), each))
+        return {resource: Stock(found, of_node=resource == BANDWIDTH, devices=tuple(devices))}
 
     def hints(self, state: PluginState, question: Question) -> tuple[TopologyHint, ...] | None:
         """Return the NUMA nodes of the NICs that a container can use.
@@ -137,6 +143,17 @@ class NICPlugin:
         held = state.held[container]
         return {held.question.resource: held.answer}
 
+    def devices(
+        self, state: PluginState, container: ContainerRef
+    ) -> Mapping[str, tuple[tuple[Device, float], ...]]:
+        """Return the NIC that a container has, and how much of it: one NIC, or bandwidth."""
+        held = state.held[container]
+        netns, name = _key(held.answer)
+        near = (node for hint in held.answer.hints or () for node in hint.nodes or ())
+        device = _device(min(near, default=min(self.nodes)), name, netns)
+        amount = held.answer.quantity if held.question.resource == BANDWIDTH else 1.0
+        return {held.question.resource: ((device, amount),)}
+
     def settled(self, state: PluginState) -> PluginState:
         """Return the same state: a container keeps its NIC."""
         return state
@@ -180,7 +197,7 @@ class NICPlugin:
         env = {_IPV6: nic.ipv6, _IPV4: nic.ipv4}
         annotations = {
             _NETNS: nic.netns,
-            _NAME: nic.name,
+            NIC_NAME: nic.name,
             _NETNS_PATH: nic.netns,
             f"{_KATALYST}inet_addr": nic.ipv4,
             f"{_KATALYST}inet_addr_ipv6": nic.ipv6,
@@ -212,12 +229,16 @@ def _held(state: PluginState, question: Question) -> ServedContainer | None:
     return held
 
 
+def _device(node: int, name: str, netns: str) -> Device:
+    return Device(node, NEAR_NIC, name, netns.rpartition("/")[2])
+
+
 def _usable(nic: NIC) -> int:
     return int(nic.speed_mbits * _USABLE)
 
 
 def _key(answer: Answer) -> tuple[str, str]:
-    return answer.annotations.get(_NETNS_PATH, ""), answer.annotations[_NAME]
+    return answer.annotations.get(_NETNS_PATH, ""), answer.annotations[NIC_NAME]
 
 
 def _filled(texts: dict[str, str]) -> dict[str, str]:

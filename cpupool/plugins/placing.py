@@ -1,4 +1,4 @@
-"""What a pod's role, or Katalyst's annotations, ask of our plugins.
+"""The requests to our plugins in a pod's role, or in Katalyst's annotations.
 
 Source of the annotations: kubewharf/katalyst-api, pkg/consts/qos.go.
 """
@@ -11,29 +11,28 @@ from typing import TYPE_CHECKING, Final
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import PlacementError
-from cpupool.core.plugin_config import RECLAIM, Neighbours
-from cpupool.policies.binding_hints import Binding, NoBinding
-from cpupool.wire import json_text
-from cpupool.wire.json_text import JSONRefused
-from cpupool.wire.katalyst import QOS_LEVEL, QoSLevel
+from cpupool.core.suggestions import hint, nearest
+from cpupool.plugins.binding_hints import Binding, NoBinding
+from cpupool.plugins.config import RECLAIM, Neighbours
+from cpupool.policies.qrm import katalyst
+from cpupool.policies.qrm.katalyst import QOS_LEVEL, QoSLevel
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
     from cpupool.core.cpu_manager import TopologyHint
-    from cpupool.core.nics import NIC
-    from cpupool.core.plugin_config import PluginConfig, Role
-    from cpupool.core.plugin_state import PluginState
-    from cpupool.core.resource_plugins import Question
+    from cpupool.plugins.config import PluginConfig, Role
+    from cpupool.plugins.nics import NIC
+    from cpupool.plugins.state import PluginState
+    from cpupool.policies.qrm.katalyst import Unknown
+    from cpupool.policies.qrm.questions import Question
 
-_DOMAIN: Final = "katalyst.kubewharf.io/"
-_ENHANCEMENTS: Final = ("memory_enhancement", "cpu_enhancement", "network_enhancement")
 _TRUE: Final = "true"
 _DEFAULT_POOLS: Final = {QoSLevel.SHARED: "share", QoSLevel.RECLAIMED: RECLAIM}
 
 
 class BadRequest(PlacementError):
-    """A pod that asks for what no plugin of ours gives."""
+    """A pod with a request that no plugin of ours can serve."""
 
     heals = False
 
@@ -43,7 +42,7 @@ class BadRequest(PlacementError):
 
 @dataclass(frozen=True, slots=True)
 class Placing:
-    """How a pod is placed.
+    """The placement of a pod.
 
     Attributes:
         pool: the pool on whose CPUs it runs; empty for none.
@@ -83,7 +82,9 @@ def placing(config: PluginConfig, question: Question) -> Placing:
     role = config.roles.get(question.pod_role)
     if role is not None:
         return _of_role(question.pod_role, role)
-    wishes = _wishes(question.annotations)
+    wishes = _wishes(question.annotations, (katalyst.MEMORY, katalyst.CPU))
+    for found in katalyst.unknown_level(question.annotations):
+        raise _unknown(found)
     level = next(
         (each for each in QoSLevel if each.value == question.annotations.get(QOS_LEVEL)),
         QoSLevel.SHARED,
@@ -103,7 +104,7 @@ def placing(config: PluginConfig, question: Question) -> Placing:
 
 @dataclass(frozen=True, slots=True)
 class NetworkWishes:
-    """Which NICs a pod wants.
+    """The NICs that a pod wants.
 
     Attributes:
         of_host: whether it wants one in the host's network namespace, or elsewhere; None for any.
@@ -130,7 +131,7 @@ def network_wishes(question: Question) -> NetworkWishes:
     Raises:
         BadRequest: they cannot be read.
     """
-    wishes = _wishes(question.annotations)
+    wishes = _wishes(question.annotations, (katalyst.NETWORK,))
     namespace = wishes.get("namespace_type", "")
     kind = namespace.removesuffix("_preferred")
     return NetworkWishes(
@@ -184,11 +185,15 @@ def _dedicated(role: str, wishes: Mapping[str, str]) -> Placing:
         remedy = "add numa_binding to katalyst.kubewharf.io/memory_enhancement"
         raise BadRequest("dedicated_cores without numa_binding are not supported", remedy)
     exclusive = wishes.get("numa_exclusive") == _TRUE
-    count = wishes.get("numa_number", "0")
+    count, nodes = wishes.get("numa_number", "0"), wishes.get("numa_ids", "")
+    if not (count.isascii() and count.isdecimal() and len(count) < 5):
+        raise BadRequest(f"numa_number is {count[:63]!r}", "write how many NUMA nodes, as 2")
+    if nodes and not CPUSet.parse_or_empty(nodes):
+        raise BadRequest(f"numa_ids is {nodes[:63]!r}", "write NUMA nodes, as 0-1")
     binding = Binding(
         exclusive,
-        frozenset(CPUSet.parse_or_empty(wishes.get("numa_ids", ""))),
-        int(count) if count.isdecimal() and len(count) < 5 else 0,
+        frozenset(CPUSet.parse_or_empty(nodes)),
+        int(count),
         wishes.get("align_by_socket") == _TRUE,
         wishes.get("distribute_evenly_across_numa") == _TRUE,
         wishes.get("full_pcpus_pairing") == _TRUE,
@@ -198,25 +203,31 @@ def _dedicated(role: str, wishes: Mapping[str, str]) -> Placing:
     return Placing("", binding, Neighbours.NONE if exclusive else usual, role)
 
 
-def _wishes(annotations: Mapping[str, str]) -> dict[str, str]:
-    """Return the keys of Katalyst's enhancements and annotations, without its domain.
+def _wishes(annotations: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
+    """Return the keys of some of Katalyst's enhancements and its annotations, without its domain.
 
     Raises:
-        BadRequest: an enhancement is no JSON object of texts.
+        BadRequest: an enhancement is no JSON object of texts, or has an unknown word.
     """
     found = {
-        key.removeprefix(_DOMAIN): value
+        key.removeprefix(katalyst.DOMAIN): value
         for key, value in annotations.items()
-        if key.startswith(_DOMAIN)
+        if key.startswith(katalyst.DOMAIN)
     }
-    for name in _ENHANCEMENTS:
-        text = found.pop(name, "") or "{}"
-        try:
-            read = json_text.load(text)
-        except JSONRefused:
-            read = None
-        if not isinstance(read, dict) or not all(isinstance(each, str) for each in read.values()):
-            remedy = 'write a JSON object of texts, as {"numa_binding": "true"}'
-            raise BadRequest(f"the annotation {_DOMAIN}{name} cannot be read", remedy)
-        found |= read
+    for unknown in katalyst.unknown_words(annotations, names):
+        # Katalyst may have new keys; a likeness is a mistake.
+        if not unknown.is_key or nearest(unknown.key, unknown.known):
+            raise _unknown(unknown)
+    for name in names:
+        found |= katalyst.wishes(annotations, name) or {}
     return found
+
+
+def _unknown(found: Unknown) -> BadRequest:
+    if not found.known:
+        remedy = 'write a JSON object of texts, as {"numa_binding": "true"}'
+        return BadRequest(f"the annotation {found.annotation} cannot be read", remedy)
+    what = "key" if found.is_key else "value"
+    where = f" of {found.key}" if found.key and not found.is_key else ""
+    why = f"the annotation {found.annotation} has the unknown {what} {found.word[:63]!r}{where}"
+    return BadRequest(why, hint(found.word, found.known))

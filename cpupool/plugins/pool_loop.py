@@ -1,4 +1,4 @@
-"""The loop that sizes pools by their load, and writes why; so for what reclaimed pods may request.
+"""The loop that sizes pools, and the CPUs of reclaimed pods, by their load, and writes why.
 
 A reading that fails, and a file that cannot be written, change nothing.
 """
@@ -12,11 +12,11 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from cpupool.core.errors import CPUPoolError
-from cpupool.core.plugin_config import RECLAIM
 from cpupool.host import files
+from cpupool.plugins.config import RECLAIM
 from cpupool.plugins.cpu import CPUPlugin
+from cpupool.plugins.load_sizing import PERIOD_S
 from cpupool.plugins.pool_sizer import PoolSizer
-from cpupool.policies.load_sizing import PERIOD_S
 from cpupool.telemetry import log as logs
 from cpupool.telemetry.failures import Failures
 
@@ -25,15 +25,17 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cpupool.core.cpu_time import CPUTime
-    from cpupool.core.plugin_config import PoolSize
-    from cpupool.core.plugin_state import PluginState
     from cpupool.plugins.base import Plugin
-    from cpupool.policies.headroom import Headroom
-    from cpupool.policies.load_sizing import Decision
+    from cpupool.plugins.config import PoolSize
+    from cpupool.plugins.headroom import Headroom
+    from cpupool.plugins.load_sizing import Decision
+    from cpupool.plugins.state import PluginState
 
 log = logs.get(__name__)
 
 SCHEMA: Final = "cpupool-pools/1"
+WRITER: Final = "cpupool resource-plugin cpu"
+"""The command that writes the file for `cpupool explain --pools`."""
 
 
 class PoolLoop:

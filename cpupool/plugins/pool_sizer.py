@@ -1,6 +1,6 @@
-"""Sizes pools by what their pods use between two readings, and what reclaimed pods may request.
+"""Sizes pools, and the CPUs of reclaimed pods, by what pods use between two readings.
 
-A pod whose load is not known yet counts with its request: until it has run for `RAMP_UP_S`, as in
+Until a pod has run for `RAMP_UP_S` its load is not known, and its request stands for it, as in
 Katalyst. Without a measurement every pool keeps its size.
 """
 
@@ -11,20 +11,20 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from cpupool.core.cpu_time import MeasurementError
-from cpupool.core.plugin_config import RECLAIM
 from cpupool.core.pools import MILLI_PER_CPU
+from cpupool.plugins.config import RECLAIM
+from cpupool.plugins.headroom import estimated
+from cpupool.plugins.load_sizing import Memory, PoolLoad, PoolNow, decide
 from cpupool.plugins.members import requests
-from cpupool.policies.headroom import estimated
-from cpupool.policies.load_sizing import Memory, PoolLoad, PoolNow, decide
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
     from cpupool.core.cpu_time import CPUTime, CPUUse
-    from cpupool.core.plugin_state import PluginState
     from cpupool.plugins.cpu import CPUPlugin
-    from cpupool.policies.headroom import Headroom
-    from cpupool.policies.load_sizing import Decision
+    from cpupool.plugins.headroom import Headroom
+    from cpupool.plugins.load_sizing import Decision
+    from cpupool.plugins.state import PluginState
 
     _Requests = Mapping[str, Mapping[str, float]]
 
@@ -34,14 +34,14 @@ _ALWAYS_S: Final = -math.inf
 
 @dataclass(frozen=True, slots=True)
 class PoolSizer:
-    """What the next decision needs of the earlier ones.
+    """The memory of earlier decisions that the next decision needs.
 
     Attributes:
         last: when the CPU time was read last, and the reading; None before the first.
         runs_since_s: the id in a pod's cgroup name → when a reading had it first.
         memories: pool → what its next decision needs.
         decisions: pool → the last decision.
-        headroom: what reclaimed pods may request; None without a pool for them.
+        headroom: the CPUs that reclaimed pods may request; None without a pool for them.
     """
 
     last: tuple[float, CPUTime] | None = None
@@ -57,7 +57,7 @@ class PoolSizer:
 
         Args:
             plugin: has the pools.
-            state: who is in them.
+            state: the containers in them.
             reading: the CPU time now; None if it cannot be read.
             now_s: a monotonic clock.
         """
@@ -118,7 +118,7 @@ class PoolSizer:
 def _loads(
     requested: _Requests, use: CPUUse, runs_since_s: Mapping[str, float], now_s: float
 ) -> Mapping[str, PoolLoad]:
-    """Return pool → what its pods use, or request while their load is not known."""
+    """Return pool → the load of its pods, or their requests while the load is not known."""
     loads = {}
     for pool, pods in requested.items():
         new = {
@@ -135,7 +135,7 @@ def _loads(
 def _headroom(
     plugin: CPUPlugin, state: PluginState, requested: _Requests, use: CPUUse | None
 ) -> Headroom | None:
-    """Return what reclaimed pods may request, by what they use; None without a pool for them."""
+    """Return the headroom of reclaimed pods by their use; None without a pool for them."""
     if RECLAIM not in plugin.config.pools:
         return None
     used_cpus = None if use is None else _used_cpus(use, requested.get(RECLAIM, ()))

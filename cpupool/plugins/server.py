@@ -13,33 +13,35 @@ from typing import TYPE_CHECKING, Final
 
 from cpupool.core.errors import CPUPoolError, HostFileError, QuantityError
 from cpupool.core.names import STATIC_POD_HASH
-from cpupool.core.plugin_state import PluginState
-from cpupool.core.resource_plugins import is_amount
+from cpupool.core.quantity import is_amount
 from cpupool.host.files import DirectoryWatch, FileLock
 from cpupool.host.record_file import RecordFile
-from cpupool.kubelet.plugin_service import PluginService
-from cpupool.kubelet.serving import Server, ServingLoop
-from cpupool.policies.load_sizing import PERIOD_S
+from cpupool.plugins import state_codec
+from cpupool.plugins.load_sizing import PERIOD_S
+from cpupool.plugins.service import PluginService
+from cpupool.plugins.state import PluginState
+from cpupool.rpc.serving import Server, ServingLoop
 from cpupool.telemetry import log as logs
 from cpupool.telemetry.failures import Failures
-from cpupool.wire import plugin_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from cpupool.core.cpu_manager import TopologyHint
-    from cpupool.core.resource_plugins import Answers, PluginOptions, Question
+    from cpupool.core.plugin_facts import Answers
     from cpupool.core.workloads import ContainerRef
     from cpupool.plugins.base import Plugin, Stock
     from cpupool.plugins.pool_loop import PoolLoop
+    from cpupool.plugins.service import Device
+    from cpupool.policies.qrm.questions import PluginOptions, Question
 
 log = logs.get(__name__)
 
 _LOOK_S: Final = PERIOD_S
 _FOLDER_MODE: Final = 0o750
 _REMEMBERED: Final = ("katalyst.kubewharf.io/", STATIC_POD_HASH)
-"""How the annotations begin that a plugin reads; a state has no others."""
+"""The prefixes of the annotations that a plugin reads; a state has no others."""
 
 
 class PluginServer:
@@ -122,7 +124,7 @@ class PluginServer:
 
     def _file(self, name: str) -> RecordFile[PluginState]:
         path = self._states / f"{name}.json"
-        return RecordFile(path, PluginState(), plugin_state.encode, plugin_state.parse)
+        return RecordFile(path, PluginState(), state_codec.encode, state_codec.parse)
 
     def _follow(self, loop: ServingLoop, kept: Mapping[str, KeptPlugin]) -> None:
         """Let the plugins follow machine, configuration and load; a refused change changes none."""
@@ -151,7 +153,7 @@ class KeptPlugin:
 
     @property
     def options(self) -> PluginOptions:
-        """What the plugin wants to be asked."""
+        """The questions that the plugin wants to get."""
         return self._plugin.options
 
     def hints(self, question: Question) -> tuple[TopologyHint, ...] | None:
@@ -159,7 +161,7 @@ class KeptPlugin:
         return self._plugin.hints(self._state, _remembered(question))
 
     def allocate(self, question: Question, hint: TopologyHint | None) -> Answers:
-        """Return what a container gets, once the file has it."""
+        """Return the answers for a container, once the file has them."""
         self._keep(self._plugin.allocate(self._state, _remembered(question), hint))
         found = self.allocations().get(question.container, {})
         log.info(
@@ -171,13 +173,19 @@ class KeptPlugin:
         return found
 
     def allocations(self) -> Mapping[ContainerRef, Answers]:
-        """Return what each container has now."""
+        """Return the present answers of each container."""
         return {ref: self._plugin.answers(self._state, ref) for ref in self._state.held}
 
     def asked_by(self, container: ContainerRef) -> Question | None:
         """Return the request of a container that has an answer."""
         held = self._state.held.get(container)
         return held.question if held else None
+
+    def devices(self, container: ContainerRef) -> Mapping[str, tuple[tuple[Device, float], ...]]:
+        """Return resource → devices, and how much a container has of each."""
+        if container not in self._state.held:
+            return {}
+        return self._plugin.devices(self._state, container)
 
     def remove(self, pod: str) -> None:
         """Forget a pod, known or not."""

@@ -1,40 +1,46 @@
-"""The interface of a policy: pure functions of a view of the node, which choose and place CPUs.
+"""The interface of a CPU manager policy: pure functions of a view of the node.
 
 A role asks, a policy decides, the manager records the decision as a grant. A policy does no I/O and
-keeps no state: its earlier decisions are among the grants in the view.
+keeps no state: its earlier decisions are among the grants in the view. Every policy derives from
+`CPUManagerPolicy`. It must say how many CPUs a pod wants, and choose them; the rest has a default.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from enum import Enum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
 
-from cpupool.core.assignments import CPUAssignment, Placement
+from cpupool.core import withheld
+from cpupool.core.assignments import Cause, CPUAssignment, Placement
+from cpupool.core.cpu_manager import ON_MISFIT, Scope, TopologyPolicy
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.errors import without_frames
-from cpupool.core.grants import Grants
-from cpupool.core.koordinator import NodeRules
+from cpupool.core.grants import WHOLE_POD, Sharing, Source
+from cpupool.core.names import ENABLE_SHARED_CPUS, POLICY_CPUS
+from cpupool.core.orchestration import NodeRules
 from cpupool.core.pools import NodePools
+from cpupool.core.quota import Limit
 from cpupool.core.requests import NO_REQUEST
+from cpupool.core.workloads import ContainerRef
+from cpupool.policies.view import DEFAULT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
-    from cpupool.core.assignments import Cause, Step
+    from cpupool.core.assignments import Step
     from cpupool.core.cpu_time import CPUUse
     from cpupool.core.devices import AllocatedDevices
-    from cpupool.core.errors import PlacementError
-    from cpupool.core.grants import Grant, Sharing
+    from cpupool.core.errors import Problem
+    from cpupool.core.grants import Grant
+    from cpupool.core.orchestration import NodeRules
+    from cpupool.core.pools import NodePools
     from cpupool.core.requests import CPURequest, Resource
     from cpupool.core.topology import CPUTopology
-    from cpupool.core.workloads import Container, ContainerRef, Pod
+    from cpupool.core.workloads import Container, Pod
     from cpupool.policies.hints import ResourceHints
-
-DEFAULT: Final = "default"
-"""The name of the shared set of containers whose request gives them no CPUs."""
-BEST_EFFORT: Final = "best effort"
-"""The name of the shared set of best-effort pods, where they have one of their own."""
+    from cpupool.policies.view import NodeView, Size
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,30 +61,13 @@ class Choice:
     parts: Mapping[str, CPUSet] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Size:
-    """How many CPUs the load of the node leaves to a shared set.
+class Operation(Enum):
+    """The reason for which a policy chooses."""
 
-    A size depends on the sizes before it, so it is recorded, as a choice is. Another load with the
-    same result is the same size.
-
-    Attributes:
-        count: how many CPUs.
-        whole: how many CPUs the set has without a load.
-        why: the load and the limits, in a sentence.
-    """
-
-    count: int
-    whole: int
-    why: str = field(compare=False)
-
-    @property
-    def reduced(self) -> bool:
-        """Whether the load takes CPUs from the set."""
-        return self.count < self.whole
-
-    def __str__(self) -> str:
-        return f"{self.count} of {self.whole} CPUs: {self.why}"
+    CREATE = "create"
+    """A container starts and has no CPUs yet, or the kubelet asks for advice about one."""
+    RESIZE = "resize"
+    """A container runs, and its request has changed. `Ask.has` names its CPUs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +78,14 @@ class Ask:
         resource: the resource that they come with.
         count: how many CPUs.
         available: the CPUs to choose from.
-        reusable: CPUs that the init containers of its pod leave to it. For a pool they come first,
-            as the kubelet demands (must_include_deviceIDs in deviceplugin/v1beta1/api.proto).
+        reusable: CPUs of its pod that no container has at the same time. For a pool they
+            come first, as the kubelet demands (must_include_deviceIDs in
+            deviceplugin/v1beta1/api.proto).
         others: CPUs of the resource that other pods have.
         has: CPUs that the container has already, and keeps.
         nodes: the NUMA nodes that come first; None for any.
         pod: the pod of the container; None for a container that requests a pool.
+        operation: the reason of the request.
     """
 
     resource: Resource
@@ -105,25 +96,7 @@ class Ask:
     has: CPUSet = field(default_factory=CPUSet)
     nodes: frozenset[int] | None = None
     pod: Pod | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """Why a pod has no CPUs of its own, although its request promises some.
-
-    Attributes:
-        error: what is missing.
-        holds: whether its containers are not created until they can have their CPUs; otherwise they
-            share.
-        reachable: whether the pod fits once the pods that are ending have left their CPUs.
-    """
-
-    error: PlacementError
-    holds: bool
-    reachable: bool
-
-    def __post_init__(self) -> None:
-        without_frames(self.error)
+    operation: Operation = Operation.CREATE
 
 
 class Demand(NamedTuple):
@@ -144,82 +117,102 @@ class Demand(NamedTuple):
     kept: CPUSet | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class NodeView:
-    """A policy's view of a node: values of one moment.
+class CPUManagerPolicy(ABC):
+    """A policy for containers that request no pool, on the default pool's CPUs.
+
+    The class describes the policy on any machine, its object decides on one.
 
     Attributes:
-        topology: the machine.
-        pools: as configured.
-        cpus: the CPUs of the CPU manager policy: the default pool's, offline CPUs included.
-        grants: who owns which CPUs.
-        barred: CPUs on which only their owner's containers run: CPUs with an owner, their siblings
-            where the owner has whole cores, and blocked CPUs.
-        pods: all pods of the node.
-        extents: shared set → its CPUs now; empty while the policies compute the extents.
-        default: the assignment of a container whose request gives it no CPUs.
-        refused: the id in a pod's cgroup name → why the CPU manager policy gave the pod no CPUs.
-        rules: what the node's labels and annotations say.
-        homes: the id in a pod's cgroup name → the one NUMA node whose shared CPUs the pod has.
-        sizes: shared set → how many CPUs the load leaves to it.
-        answered: container → the CPUs that a plugin names for it, which others may have, too.
-        claimed: container → the CPUs that a plugin names for it alone.
-        common: the online CPUs that are not barred.
+        settings: the keys of `cpuManager` in a pool file that the policy has, beside `policy`.
+        kubelet_options: the options of the kubelet's policy `static` that it follows.
+        topology_policies: the values of `topologyPolicy` that it follows.
+        scopes: the values of `topologyScope` that it follows.
+        needs_reserved: whether a pool file must reserve CPUs, so that the containers without CPUs
+            of their own always have one.
+        reads_classes: whether it goes by the QoS classes in labels of pods, so that their rules
+            apply.
+        owner_classes: the classes whose pods own CPUs.
+        priority_classes: PriorityClass → its value: those that the policy's scheduler installs.
+        asks_plugins: whether plugins for resources choose the CPUs.
+        sharers_stay: whether a pod without CPUs of its own moves no container of another pod: when
+            it comes, changes its state or ends.
+        beside_kubelet: whether the kubelet's static CPU manager may give out CPUs beside it.
+        instead_of_kubelet: the change that gives CPUs of the policy to pods of the kubelet's static
+            CPU manager; empty for none.
     """
 
-    topology: CPUTopology
-    pools: NodePools = field(default_factory=NodePools)
-    cpus: CPUSet = field(default_factory=CPUSet)
-    grants: Grants = field(default_factory=Grants)
-    barred: CPUSet = field(default_factory=CPUSet)
-    pods: tuple[Pod, ...] = ()
-    extents: Mapping[str, CPUSet] = field(default_factory=dict)
-    default: CPUAssignment = field(default_factory=lambda: CPUAssignment(Placement.DEFAULT))
-    refused: Mapping[str, Refusal] = field(default_factory=dict)
-    rules: NodeRules = field(default_factory=NodeRules)
-    homes: Mapping[str, int] = field(default_factory=dict)
-    sizes: Mapping[str, Size] = field(default_factory=dict)
-    answered: Mapping[ContainerRef, CPUSet] = field(default_factory=dict)
-    claimed: Mapping[ContainerRef, CPUSet] = field(default_factory=dict)
-    common: CPUSet = field(init=False)
+    __slots__ = ()
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "common", self.topology.online - self.barred)
+    settings: ClassVar[frozenset[str]] = frozenset({ON_MISFIT})
+    kubelet_options: ClassVar[tuple[str, ...]] = ()
+    topology_policies: ClassVar[frozenset[TopologyPolicy]] = frozenset(
+        policy for policy in TopologyPolicy if policy.of_kubelet
+    )
+    scopes: ClassVar[frozenset[Scope]] = frozenset(Scope)
+    needs_reserved: ClassVar[bool] = False
+    reads_classes: ClassVar[bool] = False
+    owner_classes: ClassVar[tuple[str, ...]] = ()
+    priority_classes: ClassVar[Mapping[str, int]] = {}
+    asks_plugins: ClassVar[bool] = False
+    sharers_stay: ClassVar[bool] = False
+    beside_kubelet: ClassVar[bool] = False
+    instead_of_kubelet: ClassVar[str] = ""
 
     @property
-    def chosen(self) -> Mapping[str, Grant]:
-        """The id in a pod's cgroup name → the pod's grant from the CPU manager policy."""
-        return self.grants.chosen
+    def kind(self) -> type[CPUManagerPolicy]:
+        """The class that describes the policy."""
+        return type(self)
 
-    @property
-    def free(self) -> CPUSet:
-        """The CPUs that the CPU manager policy can give out now, reserved CPUs included."""
-        return self.cpus & self.common
+    @classmethod
+    def of_pools(cls, _pools: NodePools, _topology: CPUTopology) -> Self:
+        """Return the policy for the pools of a machine.
 
-    @property
-    def kubelet_places(self) -> bool:
-        """Whether the kubelet places the containers whose request gives them no CPUs."""
-        return self.default.placement is Placement.KUBELET
+        Raises:
+            ConfigError: the configuration is not valid on the machine.
+        """
+        return cls()
 
-    def others_with(self, cpus: CPUSet, pod: Pod) -> str:
-        """Return the names of the other pods that own some of these CPUs."""
-        near = {uid for uid, has in self.grants.of_pods if not cpus.isdisjoint(has.cpus)}
-        return ", ".join(
-            f"{other.namespace}/{other.name}"
-            for other in self.pods
-            if other is not pod and other.cgroup_uid in near
-        )
+    @staticmethod
+    def may_own(_labels: Mapping[str, str], _annotations: Mapping[str, str]) -> bool:
+        """Return whether the words on a pod may give it CPUs of its own.
 
-    def confined(self, cause: Cause, reason: str) -> CPUAssignment:
-        """Return the assignment of a container that cannot have what it requests."""
-        if self.kubelet_places:
-            return replace(self.default, reason=reason, cause=cause)
-        return replace(self.default, placement=Placement.CONFINED, reason=reason, cause=cause)
+        The agent asks this about a container whose pod it does not know yet.
+        """
+        return False
 
+    @staticmethod
+    def irregular(_pod: Pod) -> str:
+        """Return which rule of its class a pod breaks that runs all the same; empty for none."""
+        return ""
 
-class Policy(Protocol):
-    """A policy that decides about one kind of request."""
+    def asked_alignment(self, _rules: NodeRules, _pod: Pod | None) -> TopologyPolicy | None:
+        """Return how strictly a pod's CPUs lie near its devices by its own word, or the node's.
 
+        None leaves this to the pool file; None for the pod asks for any pod of the node.
+        """
+        return None
+
+    @classmethod
+    def pod_problems(
+        cls, _annotations: Mapping[str, str], _requested: Mapping[str, Collection[str]]
+    ) -> Iterable[Problem]:
+        """Return the errors of a pod's author in the policy's own labels and annotations.
+
+        Args:
+            annotations: the pod's.
+            requested: the place of each container → the resources that it requests, or limits.
+        """
+        return ()
+
+    @abstractmethod
+    def wants(self, pod: Pod) -> Mapping[str, int]:
+        """Return container → the number of its own CPUs, in the order of choosing.
+
+        `WHOLE_POD` stands for all containers of a pod that share one set. A container that requests
+        a pool has the pool's CPUs instead: the caller leaves it out, and nothing else.
+        """
+
+    @abstractmethod
     def choose(self, view: NodeView, ask: Ask) -> Choice:
         """Choose a container's own CPUs; return the CPUs that it has already, if it has some.
 
@@ -227,76 +220,123 @@ class Policy(Protocol):
             NotEnoughCPUs: there are fewer.
             SMTAlignmentError: the policy promises whole cores, and there are too few.
         """
-        ...
-
-    def extents(self, view: NodeView) -> Mapping[str, CPUSet]:
-        """Return shared set → the CPUs that it has now; a set may be empty."""
-        ...
-
-    def place(self, view: NodeView, demand: Demand) -> CPUAssignment:
-        """Return the CPUs on which a container must run, by its request and the grants."""
-        ...
-
-
-class CPUManagerPolicy(Policy, Protocol):
-    """A policy for containers that request no pool, on the default pool's CPUs."""
-
-    def hints(self, ask: Ask) -> ResourceHints | None:
-        """Return the NUMA nodes on which a container's CPUs could lie; None for any nodes."""
-        ...
-
-    def wants(self, pod: Pod) -> Mapping[str, int]:
-        """Return container → the number of its own CPUs, in the order of choosing.
-
-        `WHOLE_POD` stands for all containers of a pod that share one set. The caller leaves out
-        containers that request pools.
-        """
-        ...
-
-    def sharing(self, pod: Pod) -> Sharing:
-        """Return who else may run on the CPUs that a pod owns."""
-        ...
 
     def available(self, view: NodeView) -> CPUSet:
-        """Return the CPUs that a container can get as its own."""
-        ...
+        """Return the CPUs that a container can get as its own: all that are free.
 
-    def narrowed(self, view: NodeView, ask: Ask) -> Ask:
+        The caller never gives away the last CPU of the containers without CPUs of their own.
+        """
+        return view.free
+
+    def narrowed(self, _view: NodeView, ask: Ask) -> Ask:
         """Return a request for some of the available CPUs only, before they are aligned.
 
         Raises:
             PlacementError: the policy never has CPUs for it.
         """
-        ...
+        return ask
 
-    def home(self, view: NodeView, pod: Pod) -> int | None:
+    def hints(self, _ask: Ask) -> ResourceHints | None:
+        """Return the NUMA nodes on which a container's CPUs could lie; None for any nodes."""
+        return None
+
+    def sharing(self, _pod: Pod) -> Sharing:
+        """Return which others may run on the CPUs that a pod owns: none."""
+        return Sharing.NONE
+
+    def extents(self, view: NodeView) -> Mapping[str, CPUSet]:
+        """Return shared set → the CPUs that it has now; a set may be empty, `DEFAULT` is there."""
+        return {DEFAULT: view.free}
+
+    def place(self, view: NodeView, demand: Demand) -> CPUAssignment:
+        """Return the CPUs that the container owns, or else the default pool's.
+
+        The owned CPUs may be of an earlier policy, which was in force when the pod started. The
+        view has this pod alone; a container that is confined is placed again with all pods in view.
+        """
+        chosen = view.chosen.get(demand.pod.cgroup_uid)
+        own = chosen.part(demand.container.name) if chosen else CPUSet()
+        ref = ContainerRef(demand.pod.cgroup_uid, demand.container.name)
+        if lost := view.claimed.get(ref, CPUSet()) - own:
+            holders = view.others_with(lost, demand.pod)
+            owner = f"pod {holders}" if holders else "another pod"
+            why = f"its plugin has named CPUs {lost} for it alone, which {owner} owns"
+            return view.confined(Cause.ANSWER, why)
+        if chosen and own and (online := own & view.topology.online):
+            pooled = pool_cpus(view, demand.container)
+            plugged = chosen.source is Source.PLUGIN
+            wants = {} if plugged else self.wants(demand.pod)
+            # The CPUs stand for a whole request. A policy that gives some to another container
+            # leaves it the CPU time that its own limit says.
+            fractional = demand.container.name in wants and not demand.container.whole_cpus
+            return CPUAssignment(
+                Placement.PLUGIN if plugged else Placement.POLICY,
+                exclusive=online,
+                shared=CPUSet.union(pooled.values()),
+                reason="" if plugged else _resized(chosen, demand, wants),
+                offline=own - online,
+                resources={POLICY_CPUS: online, **pooled},
+                limit=None if plugged or fractional else Limit(None),
+            )
+        if own:
+            return view.confined(Cause.OFFLINE, f"its {withheld.why(own, view.topology.withheld)}")
+        refusal = view.refused.get(demand.pod.cgroup_uid)
+        if refusal and self.wants(demand.pod).keys() & {demand.container.name, WHOLE_POD}:
+            return view.confined(Cause.MISFIT, refusal.error.as_kubelet)
+        return view.default
+
+    def home(self, _view: NodeView, _pod: Pod) -> int | None:
         """Return the NUMA node whose shared CPUs a pod has; None if it has those of all.
 
         The view has the earlier choices.
         """
-        ...
+        return None
 
-    def sizes(self, view: NodeView, use: CPUUse) -> Mapping[str, Size]:
+    def sizes(self, _view: NodeView, _use: CPUUse) -> Mapping[str, Size]:
         """Return shared set → how many CPUs the load leaves to it; no set that does not follow it.
 
-        Args:
-            view: the node, with the sizes until now.
-            use: what CPUs and pods use now.
+        The view has the sizes until now, and the use is what CPUs and pods use now.
         """
-        ...
+        return {}
+
+    def floor(self) -> CPUSet:
+        """Return the CPUs that the pool file reserves: no container may ever own them."""
+        return CPUSet()
 
     @property
     def settled(self) -> Mapping[str, str]:
-        """What the policy has settled itself for its configuration; empty for nothing."""
-        ...
+        """The settings that the policy has made for its configuration itself; empty for none."""
+        return {}
 
-    def remembering(self, settled: Mapping[str, str]) -> CPUManagerPolicy:
+    def remembering(self, _settled: Mapping[str, str]) -> CPUManagerPolicy:
         """Return this policy with what an earlier one has settled for the same configuration."""
-        ...
+        return self
 
 
-CPUManagerPolicies: TypeAlias = "Mapping[str, Callable[[NodePools, CPUTopology], CPUManagerPolicy]]"
-"""The policies that a pool file can choose: name → factory for the pools of a machine.
+def _resized(grant: Grant, demand: Demand, wants: Mapping[str, int]) -> str:
+    """Return that a pod requests another number of CPUs than it has; empty if it does not.
 
-The factory raises ConfigError where the configuration is not valid on the machine.
-"""
+    An owner keeps its CPUs until it ends, whatever an in-place resize changes (KEP-1287).
+    """
+    pod, container = demand.pod, demand.container
+    if pod.qos is None:
+        return ""
+    together = WHOLE_POD in grant.parts
+    part = WHOLE_POD if together else container.name
+    requested = wants.get(part, pod.whole_cpus if together else container.whole_cpus)
+    has = grant.parts[part]
+    if requested == len(has):
+        return ""
+    requester = "its pod" if together else "it"
+    now = f"cpu {requested}" if requested else "no whole number of CPUs"
+    return f"{requester} requests {now} since a resize, and keeps CPUs {has} until the pod ends"
+
+
+def pool_cpus(view: NodeView, container: Container) -> Mapping[Resource, CPUSet]:
+    """Return the CPUs of OpenShift's resource, which a container may use beside its own CPUs."""
+    if ENABLE_SHARED_CPUS not in container.requests:
+        return {}
+    pool = view.pools.behind(ENABLE_SHARED_CPUS)
+    if pool is None:
+        return {}
+    return {ENABLE_SHARED_CPUS: pool.cpus & view.common}

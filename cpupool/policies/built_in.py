@@ -1,42 +1,108 @@
-"""The CPU manager policies that a pool file can choose."""
+"""The CPU manager policies that a pool file can choose, and the choice among them."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeVar
 
-from cpupool.core.cpu_manager import KOORDINATOR, NONE, QRM, STATIC
-from cpupool.policies.base import NodeView
-from cpupool.policies.koordinator import KoordinatorPolicy
-from cpupool.policies.none import NonePolicy
-from cpupool.policies.qrm import QRMPolicy
-from cpupool.policies.static import StaticPolicy
+from cpupool.core.cpu_manager import CPU_MANAGER, NONE, POLICY, STATIC
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.errors import ConfigError, Problem, said
+from cpupool.policies.base import CPUManagerPolicy
+from cpupool.policies.koordinator.policy import KOORDINATOR, KoordinatorPolicy
+from cpupool.policies.none.policy import NonePolicy
+from cpupool.policies.qrm.policy import QRM, QRMPolicy
+from cpupool.policies.static.policy import StaticPolicy
+from cpupool.policies.view import NodeView
 
 if TYPE_CHECKING:
-    from cpupool.core.cpuset import CPUSet
+    from collections.abc import Callable, Mapping
+
+    from cpupool.core.cpu_manager import CPUManager
     from cpupool.core.pools import NodePools
     from cpupool.core.topology import CPUTopology
-    from cpupool.policies.base import CPUManagerPolicies, CPUManagerPolicy
 
-BUILT_IN: Final[CPUManagerPolicies] = {
-    NONE: lambda _pools, _machine: NonePolicy(),
-    STATIC: StaticPolicy.of_pools,
-    KOORDINATOR: KoordinatorPolicy.of_pools,
-    QRM: QRMPolicy.of_pools,
+BUILT_IN: Final[Mapping[str, type[CPUManagerPolicy]]] = {
+    NONE: NonePolicy,
+    STATIC: StaticPolicy,
+    KOORDINATOR: KoordinatorPolicy,
+    QRM: QRMPolicy,
 }
+CHOOSING: Final = tuple(
+    name for name, policy in BUILT_IN.items() if name != NONE and not policy.asks_plugins
+)
+"""The policies that choose CPUs themselves."""
+_T = TypeVar("_T")
+_PATH: Final = f"{CPU_MANAGER}.{POLICY}"
+
+
+def named(manager: CPUManager) -> type[CPUManagerPolicy] | None:
+    """Return the policy of a pool file; None where it is not built in, and not installed here."""
+    installed = manager.installed
+    if installed is not None and issubclass(installed, CPUManagerPolicy):
+        return installed
+    return BUILT_IN.get(manager.policy)
+
+
+def kind(manager: CPUManager) -> type[CPUManagerPolicy]:
+    """Return the class of a pool file's policy; the one with the defaults if it is not known."""
+    return named(manager) or CPUManagerPolicy
+
+
+def may_own(labels: Mapping[str, str], annotations: Mapping[str, str]) -> bool:
+    """Return whether the words on a pod may give it CPUs of its own by any policy."""
+    return any(policy.may_own(labels, annotations) for policy in BUILT_IN.values())
+
+
+def made(pools: NodePools, machine: CPUTopology) -> CPUManagerPolicy:
+    """Return the policy of a pool file on a machine.
+
+    Raises:
+        ConfigError: the policy does not allow this configuration on this machine, there is no
+            policy of this name, or a package's policy has failed.
+    """
+    manager = pools.cpu_manager
+    policy = named(manager)
+    if policy is None:
+        what = f"there is no CPU manager policy {manager.policy!r}"
+        raise ConfigError([Problem(what, f"use {', '.join(BUILT_IN)}", path=_PATH)])
+    return _answer(manager, policy, partial(policy.of_pools, pools, machine))
+
+
+def _answer(manager: CPUManager, kind: type[_T], asked: Callable[[], _T]) -> _T:
+    """Return the answer of a policy.
+
+    Raises:
+        ConfigError: a package's policy has failed, or has answered with another type.
+    """
+    if manager.installed is None:
+        return asked()
+    try:
+        answer = asked()
+        if isinstance(answer, kind):
+            return answer
+        why = f"a {type(answer).__name__} is no {kind.__name__}"
+    except ConfigError:
+        raise
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # the code is not ours
+        why = said(error)
+    what = f"the policy {manager.policy} has failed: {why}"
+    raise ConfigError([Problem(what, "correct the policy, or name another", path=_PATH)])
 
 
 def assignable(pools: NodePools, machine: CPUTopology) -> CPUSet | None:
     """Return the online CPUs that containers can get of their own while no container runs.
 
-    None where the policy is `none`, or a policy that only the agent knows.
+    None where the policy gives out none, or is not known here.
 
     Raises:
-        ConfigError: the policy does not allow this configuration on this machine.
+        ConfigError: the policy does not allow this configuration on this machine, or a package's
+            policy has failed.
     """
-    factory = BUILT_IN.get(pools.cpu_manager.policy)
-    if factory is None or not pools.cpu_manager.chooses:
+    if named(pools.cpu_manager) is None or not pools.cpu_manager.chooses:
         return None
-    return given(factory(pools, machine), NodeView(machine, pools, pools.default_cpus(machine)))
+    view = NodeView(machine, pools, pools.default_cpus(machine))
+    return _answer(pools.cpu_manager, CPUSet, partial(given, made(pools, machine), view))
 
 
 def given(policy: CPUManagerPolicy, view: NodeView) -> CPUSet:
@@ -44,4 +110,4 @@ def given(policy: CPUManagerPolicy, view: NodeView) -> CPUSet:
     cpus = policy.available(view)
     if not view.pools.cpu_manager.options.full_pcpus_only:
         return cpus
-    return cpus - view.topology.with_siblings(view.cpus & view.topology.online - cpus)
+    return cpus - view.topology.with_running_siblings(view.cpus & view.topology.online - cpus)

@@ -24,7 +24,7 @@ _MOST_HINTS: Final = 2**9 - 1
 """The most hints that a resource offers: all subsets of nine nodes."""
 
 _MOST_STEPS: Final = 2**18
-"""How many intersections one more resource may take, and how many distances the merge adds up.
+"""The most intersections that one more resource may take, and distances that the merge adds up.
 
 Complete offers never take as many.
 """

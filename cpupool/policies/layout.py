@@ -1,9 +1,12 @@
-"""The machine for a choice of CPUs: the core, cache, NUMA node and socket of each CPU."""
+"""The machine for a choice of CPUs: the core, cache, NUMA node and socket of each CPU.
+
+The accumulators choose by these groups alone, without the rest of the topology.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
@@ -11,9 +14,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Self
 from cpupool.core.cpuset import CPUSet
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
-    from cpupool.core.topology import CPUTopology
+    from cpupool.core.topology import CoreType, CPUTopology
 
 
 class Level(Enum):
@@ -50,11 +53,14 @@ class Layout:
         cpus: all CPUs.
         places: CPU id → its place.
         groups: level → id → the CPUs of that core, cache, node or socket.
+        short: the CPUs of cores that lack threads: such a core is never whole, and has no part in
+            the usual size of a core.
     """
 
     cpus: CPUSet
     places: Mapping[int, Place]
     groups: Mapping[Level, Mapping[int, CPUSet]]
+    short: CPUSet = field(default_factory=CPUSet)
 
     @classmethod
     def of(cls, places: Mapping[int, Place]) -> Self:
@@ -71,38 +77,31 @@ class Layout:
 
     @classmethod
     def of_topology(cls, topology: CPUTopology, cpus: CPUSet | None = None) -> Self:
-        """Return the layout of a machine, or of some of its CPUs.
+        """Return the layout of a machine's online CPUs, or of some of them.
 
-        The id of a core is its lowest CPU, the id of a socket or a cache is its index. A CPU
+        The id of a core is its lowest online CPU, the id of a socket or a cache is its index. A CPU
         without a NUMA node is on node -1; a CPU without an L3 cache shares a cache with its socket.
-        An offline CPU has the place of its core; if no thread of the core is online, only the node
-        is known.
+        Of a CPU that is not online nothing is known: it is a core by itself. A policy leaves it
+        out, because it would change the size of its groups.
+
+        The kubelet has the average of all cores as the threads per core. A core that lacks a thread
+        would make this number one, and owners of whole cores would share cores.
         """
-        # The id of a core does not depend on whether its lowest thread runs.
-        lowest: dict[int, int] = {}
-        running_sibling: dict[int, int] = {}
-        for known in topology.offline.values():
-            running = known.core & topology.online
-            for cpu in known.core:
-                lowest[cpu] = min(lowest.get(cpu, cpu), known.core.first)
-                if running:
-                    running_sibling[cpu] = running.first
-        cores = [lowest.get(core.first, core.first) for core in topology.cores]
 
         def place(cpu: int) -> Place:
-            info = topology.cpus.get(cpu) or topology.cpus.get(running_sibling.get(cpu, cpu))
+            info = topology.cpus.get(cpu)
             if info is None:
-                node = topology.node_of(cpu)
-                return Place(lowest.get(cpu, cpu), -1, -1 if node is None else node, -1)
+                return Place(cpu, -1, -1, -1)
             return Place(
-                cores[info.core],
+                topology.cores[info.core].first,
                 info.socket,
                 -1 if info.node is None else info.node,
                 # Negative, so that the id of a socket never equals the id of a cache.
                 -2 - info.socket if info.l3 is None else info.l3,
             )
 
-        return cls.of({cpu: place(cpu) for cpu in (topology.online if cpus is None else cpus)})
+        layout = cls.of({cpu: place(cpu) for cpu in (topology.online if cpus is None else cpus)})
+        return replace(layout, short=_short(layout.groups[Level.CORE].values(), topology))
 
     def free(self, level: Level, available: CPUSet) -> dict[int, CPUSet]:
         """Return group → its available CPUs, without groups that have none."""
@@ -111,14 +110,54 @@ class Layout:
 
     def usual(self, level: Level) -> int:
         """Return how many CPUs a group has on average, rounded down; needs at least one group."""
-        return len(self.cpus) // len(self.groups[level])
+        groups: Collection[CPUSet] = self.groups[level].values()
+        if level is Level.CORE and self.short:
+            groups = [core for core in groups if core.isdisjoint(self.short)]
+        return sum(map(len, groups)) // len(groups)
 
     @property
     def largest_core(self) -> int:
-        """How many CPUs the largest core has."""
+        """The number of CPUs of the largest core."""
         return max(map(len, self.groups[Level.CORE].values()), default=1)
 
     def whole_cores(self, available: CPUSet) -> CPUSet:
         """Return the available CPUs whose whole core is available."""
         cores: Iterable[CPUSet] = self.groups[Level.CORE].values()
-        return CPUSet.union(core for core in cores if core <= available)
+        return CPUSet.union(core for core in cores if core <= available) - self.short
+
+
+def _short(cores: Iterable[CPUSet], topology: CPUTopology) -> CPUSet:
+    """Return the CPUs of the cores that lack threads which other cores of their kind have.
+
+    A hybrid machine whose kernel names no kinds of cores lacks none: there the kubelet's average
+    decides. CPUs that are offline decide nothing, because a machine answers as one without them.
+    """
+    if _is_hybrid(topology):
+        return CPUSet()
+    by_kind: defaultdict[CoreType, list[CPUSet]] = defaultdict(list)
+    for core in cores:
+        if info := topology.cpus.get(core.first):
+            by_kind[info.core_type].append(core)
+    short: list[CPUSet] = []
+    for alike in by_kind.values():
+        largest = max(map(len, alike))
+        short += [core for core in alike if len(core) < largest]
+    return CPUSet.union(short)
+
+
+def _is_hybrid(topology: CPUTopology) -> bool:
+    """Return whether a machine has two kinds of cores without names.
+
+    The ids of all CPUs are in a row, and each kind has ids of its own. If CPUs are offline, and
+    leave no gap, the cores that lack them have ids between the threads of others, or it is one.
+    """
+    cores, online = topology.cores, topology.online
+    if topology.hybrid or online != CPUSet(range(len(online))):
+        return False
+    largest = max(map(len, cores), default=0)
+    smaller = [core for core in cores if len(core) < largest]
+    between = CPUSet.union(
+        CPUSet(range(core.first, max(core))) for core in cores if len(core) == largest
+    )
+    apart = between.isdisjoint(CPUSet.union(smaller))
+    return apart and len(smaller) > 1 and 2 * len(smaller) >= len(cores)

@@ -29,7 +29,6 @@ from cpupool.api.cri_pb2 import (
     VersionRequest,
     VersionResponse,
 )
-from cpupool.channel import CallFailed, dialled
 from cpupool.core.assignments import remembering
 from cpupool.core.devices import allocated
 from cpupool.core.errors import (
@@ -41,6 +40,7 @@ from cpupool.core.errors import (
     RuntimeSilent,
 )
 from cpupool.core.workloads import RuntimeContainer
+from cpupool.rpc.channel import CallFailed, dialled
 from cpupool.wire import json_text
 from cpupool.wire.json_text import Fields, JSONRefused
 
@@ -50,12 +50,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cpupool.api.cri_pb2 import Container, PodSandbox
-    from cpupool.channel import Channel
     from cpupool.core.cpuset import CPUSet
     from cpupool.core.names import Names
     from cpupool.core.properties import Properties
     from cpupool.core.requests import Resource
     from cpupool.core.workloads import ContainerID
+    from cpupool.rpc.channel import Channel
 
 _Answer = TypeVar("_Answer", bound=Message)
 

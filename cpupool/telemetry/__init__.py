@@ -1,1 +1,1 @@
-"""What cpupool reports about itself: log lines, metrics, health."""
+"""Telemetry: the log lines, metrics and health that cpupool reports about itself."""

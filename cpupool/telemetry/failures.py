@@ -1,10 +1,10 @@
-"""What fails at present, so that a failure that lasts is logged once."""
+"""The present failures, so that the log has one line for a failure that lasts."""
 
 from __future__ import annotations
 
 
 class Failures:
-    """The reasons of failures, by what they are about; one object where there is one reason.
+    """The reasons of failures, by their subjects; one object where there is one subject.
 
     It is true while anything fails.
     """

@@ -134,7 +134,7 @@ class Health:
             return next(iter((*hanging, *sorted(self._silent_s().keys() & self._serving))), "")
 
     def ready(self) -> Report:
-        """Return whether every condition holds, and nobody waits for an answer in vain."""
+        """Return whether every condition holds, and every thread and serving loop is in time."""
         with self._lock:
             found = dict(self._failures or {"agent": "it is starting; wait"})
             silent_s = self._silent_s()
@@ -146,7 +146,7 @@ class Health:
             return _report(found)
 
     def _all(self) -> list[Asked]:
-        """Ask every thread, and return them: what an earlier look has asked may be open."""
+        """Ask every thread, and return them; a question of an earlier look may still be open."""
         for each in self._asked:
             each.ask()
         return self._asked

@@ -1,6 +1,6 @@
 """Logging to stderr: one line per decision, with a constant phrase and its facts.
 
-    2026-11-21T08:00:00.123Z INFO cpupool.roles.cpusetter: cpuset repaired cpus=2-3 op=sweep-3f2a1b
+    2026-11-21T08:00:00.123Z INFO cpupool.agent.cpusetter: cpuset repaired cpus=2-3 op=sweep-3f2a1b
 
 Levels: ERROR needs a person, WARNING may soon need a person, INFO is a change on the node, DEBUG is
 a reason. Facts are logfmt: an ambiguous value is quoted and escaped, so no name of a pod or a file

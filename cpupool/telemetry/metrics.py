@@ -21,7 +21,7 @@ from prometheus_client import (
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from cpupool.core.assignments import Cause
-from cpupool.telemetry.plugin_metrics import PluginMetrics
+from cpupool.telemetry.cpu_manager_metrics import CPUManagerMetrics
 from cpupool.version import VERSION
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ _REVIEWED_S: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025
 
 
 class WriteOutcome(Enum):
-    """Why an object was written, or that it was not."""
+    """The outcome of a write of an object: its reason, or that the API server refused it."""
 
     CHANGED = "changed"
     AGAIN = "again"
@@ -45,10 +45,14 @@ class WriteOutcome(Enum):
 
 
 class ProcessMetrics:
-    """The metrics that agent and webhook have in common. Any thread may call any method."""
+    """The metrics that agent and webhook have in common. Any thread may call any method.
+
+    Attributes:
+        registry: the registry, in which other classes make series of their own.
+    """
 
     def __init__(self) -> None:
-        self._registry = registry = CollectorRegistry()
+        registry = self.registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         Info("cpupool_build", "The version that runs", registry=registry).info({"version": VERSION})
         self._config_valid = Gauge(
@@ -73,7 +77,7 @@ class ProcessMetrics:
 
     def render(self) -> tuple[str, bytes]:
         """Return the content type and the body of /metrics, in Prometheus' text format 0.0.4."""
-        return CONTENT_TYPE_PLAIN_0_0_4, generate_latest(self._registry)
+        return CONTENT_TYPE_PLAIN_0_0_4, generate_latest(self.registry)
 
 
 class WebhookMetrics(ProcessMetrics):
@@ -86,25 +90,25 @@ class WebhookMetrics(ProcessMetrics):
             "Reviews by the operation on the pod and by the decision: allowed, mutated, denied,"
             " unreadable (no review of a pod), failed (a bug)",
             ("operation", "decision"),
-            registry=self._registry,
+            registry=self.registry,
         )
         self._reviewed = Histogram(
             "cpupool_admission_review_duration_seconds",
             "One review, from the document to its answer",
             buckets=_REVIEWED_S,
-            registry=self._registry,
+            registry=self.registry,
         )
         self._refused = Counter(
             "cpupool_https_refused",
             "Requests that got no answer but an HTTP status: 400 (no review), 413 (too large), 415"
             " (no JSON), 500 (a bug), 503 (too many at one time)",
             ("status",),
-            registry=self._registry,
+            registry=self.registry,
         )
         self._certificate_expiry = Gauge(
             "cpupool_certificate_expiry_timestamp_seconds",
             "When the certificate that is shown to clients expires; 0 while there is none",
-            registry=self._registry,
+            registry=self.registry,
         )
 
     def reviewed(self, operation: str, decision: str, seconds: float) -> None:
@@ -121,133 +125,13 @@ class WebhookMetrics(ProcessMetrics):
         self._certificate_expiry.set(timestamp_s)
 
 
-class CPUManagerMetrics:
-    """The series of the CPU manager policy.
-
-    Names and labels are the kubelet's with another prefix, so that its dashboards serve; those of
-    the shared sets are Koordinator's, by NUMA node.
-    Source: pkg/kubelet/metrics/metrics.go; pkg/koordlet/metrics/cpu_cpuset.go in Koordinator.
-    """
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._requests = Counter(
-            "cpupool_cpu_manager_pinning_requests",
-            "Containers that got CPUs of their own, and pods that did not",
-            registry=registry,
-        )
-        self._errors = Counter(
-            "cpupool_cpu_manager_pinning_errors",
-            "Pods that did not get CPUs of their own at their first question",
-            registry=registry,
-        )
-        self._shared = Gauge(
-            "cpupool_cpu_manager_shared_pool_size_millicores",
-            "Milli-CPUs that the policy can still give: shared, and not reserved",
-            registry=registry,
-        )
-        self._exclusive = Gauge(
-            "cpupool_cpu_manager_exclusive_cpu_allocation_count",
-            "CPUs that containers own by the policy's choice",
-            registry=registry,
-        )
-        self._by_node = Gauge(
-            "cpupool_cpu_manager_allocation_per_numa",
-            "CPUs that containers own by the policy's choice, by NUMA node",
-            ("numa_node",),
-            registry=registry,
-        )
-        self._sets = {
-            name: Gauge(
-                f"cpupool_cpuset_{infix}share_pool_cpu_cores",
-                f"CPUs that {whose} share, by NUMA node",
-                ("numa_node",),
-                registry=registry,
-            )
-            for name, infix, whose in (
-                ("shared", "", "pods without CPUs of their own"),
-                ("best_effort", "be_", "best-effort pods"),
-            )
-        }
-        self._owners, self._owned = (
-            Gauge(
-                f"cpupool_cpu_manager_class_{suffix}",
-                meaning,
-                ("qos_class",),
-                registry=registry,
-            )
-            for suffix, meaning in (
-                ("owners", "Pods that own CPUs by the policy's choice, by class of Koordinator"),
-                ("cpus", "CPUs that these pods own, by class of Koordinator"),
-            )
-        )
-        self._suppressed = Gauge(
-            "cpupool_best_effort_suppressed",
-            "1 while the load takes CPUs from best-effort pods",
-            registry=registry,
-        )
-        # Gauges, because a Counter's name would end in _total, which the kubelet's does not.
-        self._aligned, self._misaligned = (
-            Gauge(
-                f"cpupool_container_aligned_compute_resources_{suffix}",
-                meaning,
-                ("scope", "boundary"),
-                registry=registry,
-            )
-            for suffix, meaning in (
-                ("count", "Containers whose own CPUs do not cross the boundary; never decreases"),
-                ("failure_count", "Pods that did not fit inside the boundary; never decreases"),
-            )
-        )
-
-    def suppressed(self, *, best_effort: bool) -> None:
-        """Set whether the load takes CPUs from best-effort pods."""
-        self._suppressed.set(best_effort)
-
-    def used(self, *, free: int, owned: int, by_node: Mapping[int, int]) -> None:
-        """Set how many CPUs the policy can give, and how many containers own."""
-        self._shared.set(free * 1000)
-        self._exclusive.set(owned)
-        for node, cpus in by_node.items():
-            self._by_node.labels(str(node)).set(cpus)
-
-    def shared(self, *, shared: Mapping[int, int], best_effort: Mapping[int, int]) -> None:
-        """Set how many CPUs each shared set has on each NUMA node; none for a set that is not."""
-        for name, by_node in (("shared", shared), ("best_effort", best_effort)):
-            self._sets[name].clear()
-            for node, cpus in by_node.items():
-                self._sets[name].labels(str(node)).set(cpus)
-
-    def owned(self, classes: Mapping[str, tuple[int, int]]) -> None:
-        """Set how many pods of each class own CPUs, and how many CPUs."""
-        for number, gauge in enumerate((self._owners, self._owned)):
-            gauge.clear()
-            for name, counts in classes.items():
-                gauge.labels(name).set(counts[number])
-
-    def decided(
-        self,
-        *,
-        given: int,
-        refused: int,
-        aligned: Mapping[str, int],
-        misaligned: Mapping[str, int],
-    ) -> None:
-        """Count containers that got CPUs, and pods that did not; each also by boundary."""
-        self._requests.inc(given + refused)
-        self._errors.inc(refused)
-        for counter, numbers in ((self._aligned, aligned), (self._misaligned, misaligned)):
-            for boundary, number in numbers.items():
-                counter.labels("container", boundary).inc(number)
-
-
 class Metrics(ProcessMetrics):
     """The metrics of one agent."""
 
     def __init__(self) -> None:
         super().__init__()
-        registry = self._registry
+        registry = self.registry
         self.cpu_manager = CPUManagerMetrics(registry)
-        self.plugins = PluginMetrics(registry)
         self._pools = {
             what: Gauge(f"cpupool_pool_{what}", meaning, ("pool", "kind"), registry=registry)
             for what, meaning in (
@@ -257,6 +141,11 @@ class Metrics(ProcessMetrics):
                 ("draining", "Devices that pods hold although the pool has lost them"),
             )
         }
+        self.withheld = Gauge(
+            "cpupool_withheld_cpus",
+            "CPUs that run, and that another cgroup keeps from containers",
+            registry=registry,
+        )
         self._kinds: dict[str, str] = {}
         self._levels: dict[str, tuple[str, ...]] = {}
         self._fragmentation = Gauge(
@@ -359,8 +248,9 @@ class Metrics(ProcessMetrics):
         self._nri_answers = Histogram(
             "cpupool_nri_answer_duration_seconds",
             "From a runtime's request to its answer, by request and outcome: pools, default,"
-            " policy (CPUs of the CPU manager policy), confined, held (refused), unchanged (not the"
-            " kubelet's, or nothing is known, or a start without an obstacle),"
+            " policy (CPUs of the CPU manager policy), plugin (CPUs that a plugin named), confined,"
+            " held (refused), unchanged (not the kubelet's, or nothing is known, or a start without"
+            " an obstacle),"
             " shared (a start on CPUs that others have not left)",
             ("request", "outcome"),
             buckets=_ANSWERED_S,

@@ -173,7 +173,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._pages = pages
 
     def answer(self) -> bytes:
-        """Return the answer; nothing for what is no request."""
+        """Return the answer; nothing for bytes that are no request."""
         try:
             self.handle()
         except Exception:  # the connection's edge: asyncio would print it past the log

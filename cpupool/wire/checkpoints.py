@@ -1,4 +1,4 @@
-"""What the kubelet's checkpoint files have in common: JSON with a checksum over Go's dump of it.
+"""The common parts of the kubelet's checkpoint files: JSON with a checksum over Go's dump of it.
 
 Source: kubernetes pkg/kubelet/checkpointmanager/checksum. The checksum is FNV-1a with 32 bits over
 the content, printed by Go's spew package with `%#v`: with types, strings without quotes, maps in
@@ -12,16 +12,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from cpupool.core.errors import RemoteProtocolError
-from cpupool.core.resource_plugins import is_text
 from cpupool.wire import json_text
-from cpupool.wire.json_text import JSONRefused
+from cpupool.wire.json_text import JSONRefused, is_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
 _POLICY: Final = "policyName"
 _LARGEST: Final = 2**64
-"""No file of ours counts further."""
+"""The largest number in a file; no count of ours gets there."""
 _T = TypeVar("_T")
 _V = TypeVar("_V")
 

@@ -1,4 +1,4 @@
-"""The kubelet's checkpoint `cpu_manager_state`: which container has which CPUs of its own.
+"""The kubelet's checkpoint `cpu_manager_state`, which says which CPUs each container owns.
 
 The agent reads the kubelet's file, and never writes it. It writes a file of its own in the shape of
 version 2, which existing tools read, with the id of the boot and what the policy has settled
@@ -53,7 +53,7 @@ class State:
         by_id: container id → its own CPUs (version 1).
         version: the version of the file's shape.
         boot_id: the boot in which the agent wrote the file; empty in a file of the kubelet.
-        settled: what the policy has settled for its configuration; empty in a file of the kubelet.
+        settled: the policy's own settings for its configuration; empty in a file of the kubelet.
         sharing: pod UID → which others may run on its CPUs; empty where no pod shares its CPUs.
     """
 

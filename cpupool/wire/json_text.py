@@ -1,4 +1,4 @@
-"""JSON from outside: read within bounds, and its members as what they should be, or refused.
+"""JSON from outside, read within bounds; a member of another type than it should have is refused.
 
 `json.loads` alone takes NaN, 1e400 and two equal keys, and raises `RecursionError` and a plain
 `ValueError`, too. RFC 8259 leaves the bounds to the reader.
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 LONGEST: Final = 64 * 2**20
 """More bytes, or characters, than the pods of a node have."""
 DEEPEST: Final = 100
-"""Ten times what Kubernetes' objects and our own files have; what writes JSON or YAML recurses."""
+"""Ten times the depth of Kubernetes' objects and our files; a writer of JSON or YAML recurses."""
 _LARGEST: Final = 2**63 - 1
 _SHOWN: Final = 60
 _LONGEST_REASON: Final = 200
@@ -54,12 +54,22 @@ class JSONRefused(RemoteProtocolError, ValueError):
         super().__init__(f"{what}: line {line} column {column}" if line else what)
 
 
+def is_text(text: str) -> bool:
+    """Return whether a file can hold a text: it has no half of a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def load(data: bytes | str, *, unique: bool = False) -> Any:  # noqa: ANN401 - any JSON value
     """Return the value of a JSON text, at most `LONGEST` long and `DEEPEST` levels deep.
 
     Args:
         data: the text, or its UTF-8.
-        unique: whether an object may have a key only once; otherwise the last one counts, as in Go.
+        unique: whether an object may have a key only once; otherwise the last one is taken, as in
+            Go.
 
     Raises:
         JSONRefused: it is none.
@@ -104,7 +114,7 @@ def _refusals() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """An object of a JSON text, whose members are read as what they should be.
+    """An object of a JSON text, with methods that read members as the types they should have.
 
     Attributes:
         members: the object.
@@ -140,7 +150,7 @@ class Fields:
         return default
 
     def read(self, key: str, parse: Callable[[str], _T], default: str | None = None) -> _T:
-        """Return what a text means; the meaning of the default where there is none.
+        """Return the meaning of a text; that of the default where there is none.
 
         Args:
             key: the member.

@@ -1,4 +1,4 @@
-"""The kubelet's device checkpoint: which devices the kubelet gave to which container.
+"""The kubelet's device checkpoint, which says which devices the kubelet gave to each container.
 
 Source: kubernetes pkg/kubelet/cm/devicemanager/checkpoint (checkpoint.go and checkpointv1.go). The
 checksum covers the data part (`checkpoints`).

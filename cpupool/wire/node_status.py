@@ -44,7 +44,7 @@ def applied(name: str, uid: str, amounts: Mapping[str, int]) -> dict[str, Any]:
 
 
 def resources(body: Mapping[str, Any]) -> dict[str, NodeAmount]:
-    """Read the extended resources of a Node; what is not as in the API counts as missing."""
+    """Read the extended resources of a Node, without those that are not as in the API."""
     status = _mapping(body.get("status"))
     capacity, allocatable = (_mapping(status.get(name)) for name in _LISTS)
     ours = _ours(_mapping(body.get("metadata")))

@@ -1,4 +1,4 @@
-"""The custom resource NodeResourceTopology: what one object says, and who owns its fields.
+"""The custom resource NodeResourceTopology: the content of an object, and the owners of its fields.
 
 Source: k8stopologyawareschedwg/noderesourcetopology-api, manifests/crd.yaml, for the schemas of
 v1alpha1 and v1alpha2; kubernetes-sigs/scheduler-plugins, pkg/noderesourcetopology, for the names of
@@ -155,7 +155,7 @@ def applied(name: str, node_uid: str | None, version: str, given: Values) -> dic
 
 
 def observed(body: Mapping[str, Any]) -> Observed:
-    """Read an object; what is no field of its schema counts as missing."""
+    """Read an object, without the parts that are no fields of its schema."""
     metadata = _mapping(body.get("metadata"))
     kept = {part: metadata.get(part) for part in _PARTS}
     ours: set[Field] = set()

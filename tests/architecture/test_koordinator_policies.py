@@ -30,6 +30,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "asApproximateFloat": lambda amount: amount,
     "compareTo": lambda one, other: (one > other) - (one < other),
     "sum": sum,
+    "max": max,
+    "indexOf": lambda listed, each: listed.index(each),
 }
 """Functions of the API server that the other implementation lacks."""
 
@@ -178,9 +180,15 @@ def of_class(qos: str, *cpus: str, priority: str = "", **spec: Any) -> Body:
     return body
 
 
-def init(cpu: str, **fields: Any) -> Body:
+def owning(qos: str, cpu: str, *cpus: str, **spec: Any) -> Body:
+    """Return a pod with resources of its own."""
+    amounts = {"cpu": cpu, "memory": "1Gi"}
+    return of_class(qos, *cpus, resources={"requests": amounts, "limits": amounts}, **spec)
+
+
+def init(cpu: str, name: str = "init", **fields: Any) -> Body:
     amounts = {"cpu": cpu}
-    return container("init", resources={"requests": amounts, "limits": amounts}, **fields)
+    return container(name, resources={"requests": amounts, "limits": amounts}, **fields)
 
 
 def resourced(qos: str, requests: Body, limits: Body) -> Body:
@@ -193,15 +201,19 @@ def resourced(qos: str, requests: Body, limits: Body) -> Body:
 BATCH = {"kubernetes.io/batch-cpu": "1000"}
 WHOLE, EQUAL = "a whole number of CPUs", "equal requests and limits"
 ALLOWED = [
-    *(of_class(qos, "2") for qos in ("LSE", "LSR", "LS", "SYSTEM", "none", "Lsr")),
+    *(of_class(qos, "2") for qos in ("LSE", "LSR", "LS", "SYSTEM", "none")),
     of_class("LS", "1500m"),
     of_class("none", "1500m", priority="none"),
     of_class("LSE", "1500m", "500m"),
     of_class("LSE", "2", priority="koord-batch"),
     of_class("LSR", "1", initContainers=[init("500m")]),
     of_class("LSR", "1500m", initContainers=[init("500m", restartPolicy="Always")]),
-    # The init container beside the sidecar makes it 3.
-    of_class("LSE", "1500m", initContainers=[init("1", restartPolicy="Always"), init("2")]),
+    # The init container beside the sidecar makes it 3; before it, the pod's request is 2.
+    of_class("LSE", "1500m", initContainers=[init("1", restartPolicy="Always"), init("2", "b")]),
+    of_class("LSE", "500m", initContainers=[init("2", "b"), init("1", restartPolicy="Always")]),
+    of_class("LSE", "3500m", overhead={"cpu": "500m"}),
+    owning("LSE", "4", "1500m"),
+    owning("LSE", "3500m", overhead={"cpu": "500m"}),
     *(of_class("LSR", "1", priority="none", number=number) for number in (9000, 9999)),
     *(of_class("BE", priority=f"koord-{each}") for each in ("mid", "batch", "free")),
     *(of_class("BE", priority="none", number=number) for number in (7000, 5999, 3000)),
@@ -214,6 +226,11 @@ REFUSED = [
     (of_class("LSR", "1", "1m"), WHOLE),
     (of_class("LSR", "0"), WHOLE),
     (of_class("LSE"), WHOLE),
+    (of_class("LSE", "2", overhead={"cpu": "250m"}), WHOLE),
+    (owning("LSE", "1500m", "1"), WHOLE),
+    (of_class("LSE", "1", initContainers=[init("1500m")]), WHOLE),
+    (of_class("Lsr", "2"), "must be LSE, LSR, LS, BE or SYSTEM"),
+    (of_class("LSE", "2", priority="prod"), "must be koord-prod, koord-mid"),
     (of_class("LSR", "1", initContainers=[init("500m", restartPolicy="Always")]), WHOLE),
     (resourced("LSE", {"cpu": "1"}, {"cpu": "2"}), EQUAL),
     (resourced("LSE", {"cpu": "1"}, {}), EQUAL),

@@ -19,6 +19,7 @@ import yaml
 from cpupool import cli
 from cpupool.core.names import Names
 from cpupool.host.root import HostRoot
+from cpupool.qrm import katalyst_checkpoint, podresources_service
 from cpupool.version import VERSION
 from tests.machines import MACHINES, Machine
 from tests.waiting import DEADLINE_S
@@ -167,7 +168,7 @@ def test_asking_plugins_is_a_setting_of_any_overlay_with_the_agent(
 ) -> None:
     built = with_component(tmp_path, "resource-plugins")
 
-    for checkpoint in reversed(HostRoot().qrm_checkpoints):
+    for checkpoint in reversed(katalyst_checkpoint.usual_paths(HostRoot())):
         read, folder = without_volume(built)
         assert read["readOnly"]
         assert folder["hostPath"] == {"path": str(checkpoint.parent), "type": "DirectoryOrCreate"}
@@ -177,7 +178,7 @@ def test_asking_plugins_is_a_setting_of_any_overlay_with_the_agent(
     assert arguments.resource_plugins
     own, katalyst = arguments.resource_plugin_folders.split(",")
     assert volume["hostPath"] == {"path": katalyst, "type": "DirectoryOrCreate"}
-    socket = HostRoot().extended_podresources_socket
+    socket = podresources_service.usual_path(HostRoot())
     assert podresources["hostPath"] == {"path": str(socket.parent), "type": "DirectoryOrCreate"}
     assert Path(own).parent == HostRoot().state
     assert built == daemonset

@@ -1,4 +1,4 @@
-"""All that is printed goes through one door, `commands/door.py`; JSON comes in by one reader."""
+"""All output passes one door, `commands/shell/door.py`; JSON comes in by one reader."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ if TYPE_CHECKING:
 
 PACKAGE = Path(__file__).parents[2] / "cpupool"
 STREAMS = {
+    "commands/admit.py": "warns on standard error, through the door",
     "cli.py": "puts the door before them, and says errors through it",
-    "commands/door.py": "the door",
+    "commands/shell/archive.py": "writes an archive, to no terminal",
+    "commands/shell/door.py": "the door",
     "commands/import_profile.py": "says on standard error what is left to do, through the door",
     "commands/simulate.py": "shows its progress on standard error",
     "commands/status.py": "passes on what another cpupool has said on standard error",
-    "commands/support_bundle.py": "writes an archive, to no terminal",
     "telemetry/log.py": "a line is escaped before it is written, also where there is no door",
 }
 """The modules that may name standard output or standard error, and why."""
 BEHIND = {
-    "commands/door.py": "the door",
-    "commands/drawing.py": "a picture has colours of its own; _Harmless is its door",
+    "commands/shell/door.py": "the door",
+    "commands/pictures/drawing.py": "a picture has colours of its own; _Harmless is its door",
     "commands/status.py": "a picture of another cpupool",
 }
 """The modules that may go past the door, and why."""
@@ -69,11 +70,11 @@ def test_nothing_prints_beside_the_door() -> None:
     assert users("sys.stdout", "sys.stderr") == STREAMS.keys()
     assert users("sys.__stdout__", "sys.__stderr__", "os.writev") == set()
     # A console prints where it is told to: only the module that draws has one.
-    assert calls("Console") == {"commands/drawing.py"}
+    assert calls("Console") == {"commands/pictures/drawing.py"}
 
 
 def test_only_a_picture_goes_past_the_door() -> None:
-    assert users("door.behind", "door.write_picture") | {"commands/door.py"} == BEHIND.keys()
+    assert users("door.behind", "door.write_picture") | {"commands/shell/door.py"} == BEHIND.keys()
 
 
 def test_json_comes_in_by_one_reader() -> None:

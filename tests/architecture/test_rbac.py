@@ -10,7 +10,6 @@ import pytest
 import yaml
 
 from cpupool import cli
-from cpupool.admission.rules import Rules
 from cpupool.core.names import Names
 from cpupool.kube.client import APIServer
 from cpupool.kube.cluster_view import ClusterView
@@ -18,12 +17,13 @@ from cpupool.kube.config_map import ConfigMapName
 from cpupool.kube.node_status import NodeStatusObject
 from cpupool.kube.node_topology import NodeTopologyObject
 from cpupool.kube.pod_status import PodStatus
-from cpupool.kube.webhook_objects import Installed
-from cpupool.roles.certificate_maker import CertificateMaker
-from cpupool.roles.certificates import CertificateKeeper
-from cpupool.roles.webhook import Webhook, WebhookSettings
 from cpupool.telemetry.health import Health
 from cpupool.telemetry.metrics import Metrics, WebhookMetrics
+from cpupool.webhook.admission.rules import Rules
+from cpupool.webhook.certificate_maker import CertificateMaker
+from cpupool.webhook.certificates import CertificateKeeper
+from cpupool.webhook.objects import Installed
+from cpupool.webhook.service import Webhook, WebhookSettings
 from cpupool.wire.node_topology import GROUP, PLURAL, VERSIONS
 from tests import builders
 from tests.apiserver import FakeAPIServer

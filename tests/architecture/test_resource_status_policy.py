@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from cpupool.core.cpuset import CPUSet
-from cpupool.wire.orchestration import RESOURCE_STATUS, resource_status
+from cpupool.policies.koordinator.pod_annotations import RESOURCE_STATUS, resource_status
 from tests.apiserver import patches
 from tests.architecture import authorizers
 

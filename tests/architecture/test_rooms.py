@@ -1,7 +1,12 @@
-"""The unit tests mirror the package: who knows a module knows where its tests are."""
+"""The unit tests mirror the package: who knows a module knows where its tests are.
+
+Each room has a sign, which says what is in it.
+"""
 
 from __future__ import annotations
 
+import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -10,70 +15,76 @@ ROOT = Path(__file__).parents[2]
 UNIT = ROOT / "tests/unit"
 PACKAGE = ROOT / "cpupool"
 ELSEWHERE = {
-    "tests/unit/admission/review": {
-        *("admission/checks", "admission/decision", "admission/pod_requests", "admission/rules"),
+    "tests/unit/webhook/admission": {
+        *("webhook/admission/pod_requests", "webhook/admission/rules"),
     },
     "tests/unit/commands/doctor": {
-        *("commands/checks", "commands/node", "commands/pool_files", "commands/runtime_checks"),
-        *("commands/koordinator_checks", "commands/plugin_checks", "commands/topology_checks"),
+        *("commands/checks/cpu_checks", "commands/checks/findings"),
+        *("commands/checks/plugin_checks", "commands/checks/runtime_checks"),
+        *("commands/shell/node", "commands/shell/pool_files", "host/sockets"),
+        "commands/checks/koordinator_checks",
+        *("commands/checks/plugin_rows", "commands/checks/topology_checks"),
     },
-    "tests/unit/commands/test_admit.py": {"commands/rules"},
-    "tests/unit/commands/explain": {"commands/reasons"},
+    "tests/unit/commands/test_admit.py": {"commands/shell/rules"},
+    "tests/unit/commands/test_inputs.py": {"commands/shell/files", "commands/shell/options"},
+    "tests/unit/test_cli.py": {"commands/shell/exit_codes"},
+    "tests/unit/commands/test_status.py": {"commands/shell/status_file"},
+    "tests/unit/commands/explain": {"commands/shell/reasons"},
     "tests/unit/commands/test_topology.py": {"manager/node_topology"},
-    "tests/unit/commands/test_simulate.py": {"commands/outcomes", "commands/plotting"},
-    "tests/unit/commands/test_live.py": {"commands/samples"},
-    "tests/scenarios/test_demo_plugins.py": {"commands/demo_plugins"},
-    "tests/unit/config/poolconfig": {"config/reader"},
+    "tests/unit/commands/test_simulate.py": {
+        *("commands/pictures/outcomes", "commands/pictures/plotting"),
+    },
+    "tests/unit/commands/demo/test_live.py": {"commands/demo/manifests", "commands/demo/samples"},
+    "tests/scenarios/test_demo_plugins.py": {"plugins/demo"},
+    "tests/unit/config/poolconfig": {"config/pool_file", "config/reader"},
+    "tests/unit/config/test_kubelet_config.py": {"config/kubelet_settings"},
     "tests/unit/host": {"host/cgroup_files", "host/root"},
-    "tests/unit/https/server": {"https/application", "https/lobby"},
+    "tests/unit/host/test_cgroupfs.py": {"core/cgroups"},
+    "tests/unit/host/test_mounts.py": {"core/mounts"},
+    "tests/unit/webhook/https/server": {"webhook/https/application"},
     "tests/unit/kube": {"kube/fields", "kube/manifest_text", "kube/templates"},
     "tests/unit/local": {
-        *("local/alignment", "local/ledger", "local/plugins", "local/pods", "local/process"),
-        *("local/runtime", "local/services", "local/simulated_node", "local/simulated_pool"),
-        "local/workload",
+        *("local/ledger", "local/plugins", "local/pods", "local/process"),
+        *("local/runtime", "local/services"),
     },
-    "tests/unit/manager/choosing": {
-        *("manager/aligning", "manager/recovering", "policies/koordinator"),
+    "tests/unit/simulate": {
+        *("simulate/alignment", "simulate/node", "simulate/pool", "simulate/workload"),
     },
+    "tests/unit/manager/learner": {"manager/asking"},
     "tests/unit/manager": {
-        *("core/assignments", "core/koordinator", "core/node_topology"),
-        *("core/requests", "manager/facts", "manager/requested"),
+        *("core/orchestration", "core/node_topology", "core/requests"),
+        *("manager/facts", "manager/served_requests"),
     },
-    "tests/unit/kubelet/test_resource_plugin.py": {"core/resource_plugins"},
+    "tests/unit/qrm/test_plugin_client.py": {"core/plugin_facts"},
     "tests/unit/policies": {
-        *("policies/balance", "policies/base", "policies/none", "policies/pools"),
+        *("policies/accumulators/balance", "policies/base"),
+        "policies/none/policy",
     },
-    "tests/unit/roles/cpusetter": {"enforce/mover", "enforce/sweep"},
-    "tests/unit/roles/test_resource_manager.py": {"roles/plugin_worker"},
-    "tests/unit/roles/test_plugin_reports.py": {"telemetry/plugin_metrics"},
-    "tests/unit/roles/test_pod_failer.py": {"roles/pod_writer"},
-    "tests/unit/roles/nri_plugin": {
-        *("enforce/intruders", "roles/nri_answers", "roles/nri_obstacles"),
-        *("runtime/nri", "runtime/nri_containers"),
+    "tests/unit/agent/cpusetter": {"enforce/announcer", "enforce/directories"},
+    "tests/unit/qrm/test_resource_manager.py": {"qrm/plugin_worker"},
+    "tests/unit/qrm/test_plugin_reports.py": {"qrm/plugin_metrics"},
+    "tests/unit/agent/test_pod_failer.py": {"agent/pod_writer"},
+    "tests/unit/runtime/nri/holding": {"enforce/intruders"},
+    "tests/unit/runtime/nri/plugin": {"runtime/nri/containers", "runtime/nri/conversation"},
+    "tests/unit/agent/test_app.py": {
+        *("agent/cluster_writers", "agent/enforcement", "agent/setup", "agent/changes"),
+        *("agent/single_instance", "loops/telemetry", "qrm/assembly"),
     },
-    "tests/unit/test_app.py": {"one_agent", "setup", "signals"},
-    "tests/scenarios/device_manager": {"roles/device_manager", "roles/mount_keeper"},
-    "tests/unit/runtime/nri_session": {"runtime/nri_messages", "runtime/nri_resources"},
-    "tests/unit/kubelet/device_plugin": {"kubelet/methods"},
-    "tests/properties/test_wait_budget.py": {"roles/wait_budget"},
+    "tests/scenarios/device_manager": {"agent/device_manager", "agent/mount_keeper"},
+    "tests/unit/runtime/nri/session": {"runtime/nri/messages", "runtime/nri/resources"},
+    "tests/properties/test_wait_budget.py": {"runtime/nri/wait_budget"},
     "tests/scenarios/certs": {
-        *("commands/certs", "kube/webhook_objects", "roles/certificate_maker"),
-        "roles/certificates",
+        *("commands/certs", "webhook/certificate_maker"),
+        *("webhook/certificates", "webhook/objects"),
     },
-    "tests/scenarios/webhook": {"roles/webhook"},
+    "tests/scenarios/webhook": {"webhook/service"},
     "tests/unit/wire": {"wire/checkpoints"},
     "tests/unit/plugins": {
-        *(
-            "core/nics",
-            "core/plugin_config",
-            "core/plugin_state",
-            "plugins/base",
-            "plugins/placing",
-        ),
+        *("plugins/base", "plugins/config", "plugins/nics", "plugins/placing", "plugins/state"),
     },
-    "tests/unit/host/test_answer_record.py": {"host/record_file"},
-    "tests/unit/wire/test_answer_record.py": {"wire/sealed"},
-    "mypy: protocols only": {"manager/ports"},
+    "tests/unit/qrm/test_answer_record.py": {"host/record_file"},
+    "tests/unit/qrm/test_answer_record_codec.py": {"wire/sealed"},
+    "mypy: protocols only": {"agent/ports", "core/events", "enforce/ports", "manager/ports"},
     "nothing: a number": {"version"},
 }
 """Modules without a test module of their own, by what tests them."""
@@ -120,3 +131,23 @@ def test_every_module_has_a_test_module_or_a_reason() -> None:
 @pytest.mark.parametrize("place", [place for place in ELSEWHERE if place.startswith("tests/")])
 def test_the_reason_is_there(place: str) -> None:
     assert (ROOT / place).exists()
+
+
+ROOMS = sorted(path.parent.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("__init__.py"))
+_NAMED = re.compile(r"`([a-z_/]+(?:/|\.py))`")
+"""A file or a folder on a sign, in the room or in the package."""
+
+
+def test_every_folder_with_modules_is_a_room() -> None:
+    assert {Path(module).parent.as_posix() for module in modules()} <= set(ROOMS)
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_has_a_sign_that_is_short_and_names_what_is_there(room: str) -> None:
+    folder = PACKAGE / room
+    sign = ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""
+    # What follows the first paragraph tells how the room works.
+    assert 1 <= len(re.findall(r"[.](?:\s|$)", sign.partition("\n\n")[0])) <= 2
+    named = _NAMED.findall(sign)
+    places = (folder, PACKAGE)
+    assert [one for one in named if not any((place / one).exists() for place in places)] == []

@@ -16,8 +16,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpupool.admission.review import answer
-from cpupool.admission.rules import Rules
+from cpupool.webhook.admission.review import answer
+from cpupool.webhook.admission.rules import Rules
 from tests.pods import ANNOTATION, container, pod, process, review
 
 FILE = Path(__file__).parents[2] / "daemonsets/webhook/configuration.yaml"

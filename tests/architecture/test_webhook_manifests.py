@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from cpupool import cli
-from cpupool.https.certificates import service_names
 from cpupool.kube.client import SERVICE_ACCOUNT
+from cpupool.webhook.https.certificates import service_names
 from tests.pod_security import beyond_baseline, beyond_restricted
 from tests.waiting import DEADLINE_S
 

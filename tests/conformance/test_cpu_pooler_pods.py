@@ -11,12 +11,12 @@ import kubernetes_validate  # type: ignore[import-untyped]  # it carries no type
 import pytest
 import yaml
 
-from cpupool.admission.decision import admit
-from cpupool.admission.review import answer
-from cpupool.admission.rules import Rules
 from cpupool.config import poolconfig
 from cpupool.core.errors import RemoteProtocolError
 from cpupool.core.names import MIXED_CPUS_ALLOWED, Names
+from cpupool.webhook.admission.decision import admit
+from cpupool.webhook.admission.review import answer
+from cpupool.webhook.admission.rules import Rules
 from tests import testdata
 from tests.pod_security import beyond_baseline
 from tests.pods import stored
@@ -149,4 +149,4 @@ def test_an_example_is_admitted_where_the_sample_pools_are(path: Path, rules: Ru
     rules = replace(rules, mixed={"shared-pool": 2}, namespaces=lambda _namespace: allowed)
     for body in pods(path):
         assert any("CPU_POOLS" in json.dumps(one) for one in admitted(body, rules).values())
-        assert admit(body, rules).warnings == ()  # type: ignore[union-attr]  # admitted
+        assert admit(body, rules).warnings == ()  # admitted

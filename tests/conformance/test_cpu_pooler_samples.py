@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cpupool.config import pool_rules, poolconfig
+from cpupool.config import pool_rules, pool_selection, poolconfig
 from cpupool.core.errors import ConfigError, Severity, errors_in
 from cpupool.core.names import Names
 from cpupool.core.pools import NodePools, Pool
@@ -16,7 +16,7 @@ from tests import testdata
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from cpupool.config.poolconfig import PoolFile
+    from cpupool.config.pool_file import PoolFile
 
 SAMPLES = (
     "cpu-pooler-config.yaml",
@@ -82,9 +82,9 @@ def test_the_sample_configmap_holds_two_files_for_two_kinds_of_nodes(samples: Pa
         Pool.named("default", "0"),
     )
     assert str(dpdk.locate("pools.exclusive-pool.cpus")) == "cpu-pooler-config.yaml:24:16"
-    assert poolconfig.rivals([controller, dpdk]) == ()
-    assert poolconfig.select([controller, dpdk], {"nodeType": "dpdk"}) == dpdk
-    assert poolconfig.select([controller, dpdk], {"nodeType": "storage"}) is None
+    assert pool_selection.rivals([controller, dpdk]) == ()
+    assert pool_selection.select([controller, dpdk], {"nodeType": "dpdk"}) == dpdk
+    assert pool_selection.select([controller, dpdk], {"nodeType": "storage"}) is None
 
 
 @pytest.mark.parametrize("policy", ["singleThread", "multiThread"])
@@ -119,9 +119,9 @@ def test_the_sample_file_with_a_cpu_in_two_pools_is_refused_for_exactly_that(sam
 
 def test_the_samples_for_one_node_cannot_be_used_together(samples: Path) -> None:
     files = [file for name in SAMPLES[1:] for file in read(samples / name)]
-    assert len(poolconfig.rivals(files)) == 3
+    assert len(pool_selection.rivals(files)) == 3
     with pytest.raises(ConfigError, match="both match this node"):
-        poolconfig.select(files, {"nodename": "caas_master1"})
+        pool_selection.select(files, {"nodename": "caas_master1"})
 
 
 def test_each_sample_is_taken_by_the_machines_that_have_its_cores(samples: Path) -> None:

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from cpupool.admission.review import answer
-from cpupool.admission.rules import Rules
-from cpupool.config import poolconfig
+from cpupool.config import pool_selection, poolconfig
 from cpupool.core.devices import AllocatedDevices
 from cpupool.core.errors import ConfigError, Problem, errors_in
 from cpupool.core.names import Names
 from cpupool.core.workloads import ContainerID, ContainerRef, PodUID
 from cpupool.kube import views
 from cpupool.manager.manager import Manager
-from cpupool.wire import annotation
+from cpupool.webhook.admission import annotation
+from cpupool.webhook.admission.review import answer
+from cpupool.webhook.admission.rules import Rules
 from tests import builders, testdata
 from tests.machines import Machine
 
@@ -94,7 +94,7 @@ def pool_file_of(facts: Facts) -> object:
     files = poolconfig.parse_all(sources, Names(), problems)
     assert errors_in(problems) == []
     try:
-        taken = poolconfig.select(files, facts["labels"])
+        taken = pool_selection.select(files, facts["labels"])
     except ConfigError as error:
         return error
     return taken.name if taken else "none"

@@ -14,8 +14,8 @@ from cpupool.api import nri_pb2, ttrpc_pb2
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import RemoteProtocolError
 from cpupool.core.names import Names
-from cpupool.runtime.nri_connection import Connection
-from cpupool.runtime.nri_messages import (
+from cpupool.runtime.nri.connection import Connection
+from cpupool.runtime.nri.messages import (
     Adjustment,
     CreateContainer,
     Message,
@@ -23,7 +23,7 @@ from cpupool.runtime.nri_messages import (
     Update,
     UpdateContainer,
 )
-from cpupool.runtime.nri_session import Session
+from cpupool.runtime.nri.session import Session
 from tests.nri_frames import frames
 from tests.nri_pods import Container, Pod
 from tests.nri_runtime import FIRST_EVENTS, PLUGIN, FakeRuntime, Refused

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from cpupool.core.errors import NotEnoughCPUs
-from cpupool.policies import static
+from cpupool.policies.static import policy
 from tests.conformance.oracle import take_by_topology
 from tests.conformance.oracle.__main__ import main, run_file
 from tests.conformance.oracle.verdicts import TOPOLOGIES, Verdict
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from cpupool.core.cpuset import CPUSet
-    from cpupool.policies.kubelet_accumulator import Taken
+    from cpupool.policies.accumulators.kubelet import Taken
     from cpupool.policies.layout import Layout
 
 DATA = Path(__file__).resolve().parents[1] / "data"
@@ -299,7 +299,7 @@ def test_a_refusal_in_an_excused_case_is_lawful_only_for_more_than_is_usable(
 def test_a_refusal_in_an_excused_step_is_lawful_only_for_more_than_is_usable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(static, "take_packed", refuse)
+    monkeypatch.setattr(policy, "take_packed", refuse)
     folder = record(tmp_path, life(), name="kubelet/static_policy.jsonl.gz")
 
     assert main([str(folder)]) == 1

@@ -174,17 +174,21 @@ class Node:
         one = Hosted(HostedPod(views.created(manifest, uid), Names()), kind, look_us)
         with self._lock:
             self._pods[uid] = one
-        self._publish()
+        self.publish()
         self.kubelet.admit(one.pod)
         return one
 
     def launch(self, one: Hosted) -> None:
         """Start a pod's sandbox and its container."""
+        self.start_sandbox(one)
+        self.start(one)
+
+    def start_sandbox(self, one: Hosted) -> None:
+        """Start a pod's sandbox."""
         self.host.make_cgroup(pod_cgroup(one.pod))
         logs = self.host.folder / "logs" / one.pod.uid
         logs.mkdir(parents=True)
         one.sandbox = self.cri.run_sandbox(one.sandbox_config(self.host.cgroup_root, logs))
-        self.start(one)
 
     def run(self, kind: Kind, look_us: int = LOOK_US, *, stays: bool = False) -> Hosted:
         """Admit and start a pod, whose program may end by SIGKILL only."""
@@ -201,7 +205,7 @@ class Node:
         """End a pod's container and start it again, as the kubelet does with one that failed."""
         self.cri.stop(one.container)
         one.hosted.ended(CONTAINER, 0)
-        self._publish()
+        self.publish()
         one.attempt += 1
         self.start(one)
 
@@ -211,7 +215,7 @@ class Node:
         body = one.hosted.body
         deletion = {"deletionTimestamp": over.strftime("%Y-%m-%dT%H:%M:%SZ")}
         one.hosted.take({**body, "metadata": {**body["metadata"], **deletion}})
-        self._publish()
+        self.publish()
 
     def remove(self, one: Hosted) -> None:
         """Delete a pod."""
@@ -229,7 +233,12 @@ class Node:
         self.host.remove_cgroup(pod_cgroup(one.pod))
         with self._lock:
             del self._pods[one.pod.uid]
-        self._publish()
+        self.publish()
+
+    def publish(self) -> None:
+        """Let the API server tell what the kubelet knows of each pod."""
+        with self._lock:
+            self.api.set_pods(dict(one.hosted.body) for one in self._pods.values())
 
     def clear(self) -> None:
         """Delete every pod."""
@@ -312,11 +321,7 @@ class Node:
         cgroup = f"{pod_cgroup(one.pod)}/{one.container}"
         instance = Instance(ContainerID(one.container), 0, cgroup, options.environment)
         one.hosted.started(CONTAINER, instance, options.annotations)
-        self._publish()
-
-    def _publish(self) -> None:
-        with self._lock:
-            self.api.set_pods(dict(one.hosted.body) for one in self._pods.values())
+        self.publish()
 
     def _offers(self, resource: str, some: bool) -> bool:
         return bool(self.kubelet.listing(resource).allocatable) == some
@@ -333,14 +338,19 @@ def at_once(call: Callable[[T], R], values: Iterable[T]) -> list[R]:
 
 
 @contextmanager
-def node(host: ContainerdHost) -> Iterator[Node]:
-    """Make a node on a running containerd; at the end there are no pods and no kubelet."""
+def node(host: ContainerdHost, api: FakeAPIServer | None = None) -> Iterator[Node]:
+    """Make a node on a running containerd; at the end there are no pods and no kubelet.
+
+    Args:
+        host: the containerd.
+        api: not yet entered; None for a plain one.
+    """
     with (
-        FakeAPIServer(NAME) as api,
+        api or FakeAPIServer(NAME) as served,
         EmbeddedKubelet(host.root.kubelet, Names()) as kubelet,
         CRIClient(host.socket) as cri,
     ):
-        made = Node(host, cri, kubelet, api)
+        made = Node(host, cri, kubelet, served)
         try:
             yield made
         finally:

@@ -296,7 +296,10 @@ def _make(cgroup: Path) -> None:
     if unified:
         enabled = " ".join(f"+{one}" for one in controllers.read_text().split())
         (above / "cgroup.subtree_control").write_text(enabled)
-    cgroup.mkdir(exist_ok=True)
+    try:
+        cgroup.mkdir()
+    except FileExistsError:
+        return
     for name in ("cpuset.mems", "cpuset.cpus"):
         # A new cpuset of version 1 is empty, and takes no process then.
         if not unified and (above / name).exists():

@@ -14,7 +14,7 @@ from cpupool.core.workloads import ContainerID
 from cpupool.host.sysfs import Sysfs
 from cpupool.runtime.cri import CRI
 from cpupool.wire import cpu_manager_state
-from tests import dying
+from tests import dying, policies
 from tests.containerd.conftest import containerd
 from tests.containerd.pods import CONTAINER, Kind, Layout
 from tests.vm.machine import TIMEOUT_S
@@ -22,14 +22,14 @@ from tests.waiting import DEADLINE_S, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from tests.containerd.node import Node
     from tests.containerd.pods import Hosted
     from tests.containerd.runtime import ContainerdHost
 
 # The first may have to get containerd from a slow mirror.
-pytestmark = pytest.mark.timeout(TIMEOUT_S)
-PROGRAM = "tests.round_robin"
+pytestmark = [pytest.mark.timeout(TIMEOUT_S), pytest.mark.usefixtures("packages")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,11 @@ class OnlyDefault(Layout):
 def host() -> Iterator[ContainerdHost]:
     with containerd(passing=True) as host:
         yield host
+
+
+@pytest.fixture
+def packages(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", policies.installed(folder))
 
 
 @pytest.fixture
@@ -84,27 +89,27 @@ def await_record(node: Node, pod: Hosted, cpus: CPUSet) -> None:
     eventually(lambda: recorded() == expected, lambda: f"{expected}: {recorded()}\n{node.log()}")
 
 
-def started(node: Node) -> None:
-    """Wait until the agent has placed a container."""
+def started(node: Node, cpus: CPUSet) -> None:
+    """Wait until the agent has placed a container on these CPUs, which it then has no more."""
     plain = node.run(Kind.DEFAULT)
-    path, default = node.path(plain), node.layout.default
-    eventually(lambda: node.tree.effective(path) == default, node.log)
+    eventually(lambda: node.tree.effective(node.path(plain)) == cpus, node.log)
+    node.remove(plain)
 
 
 def test_a_choice_is_on_the_container_and_comes_back_from_there(
     node: Node, machine: CPUSet
 ) -> None:
-    node.configure(layout(machine, "round-robin"))
-    own = CPUSet(sorted(machine)[1:2])
-    with node.agent("nri", program=PROGRAM) as agent:
-        started(node)
+    node.configure(layout(machine, "highest"))
+    own = CPUSet.of(max(machine))
+    with node.agent("nri") as agent:
+        started(node, own)
         pod = node.run(Kind.STATIC)
         assert node.record(pod).environment[EXCLUSIVE_CPUS] == str(own)
         assert chosen(node, pod) == [str(own)]
         await_record(node, pod, own)
         agent.kill()
     node.host.root.choices.unlink()
-    with node.agent("nri", program=PROGRAM):
+    with node.agent("nri"):
         await_record(node, pod, own)
 
 
@@ -112,24 +117,24 @@ def test_a_choice_is_on_the_container_and_comes_back_from_there(
 def test_an_agent_that_is_killed_while_it_answers_gives_what_the_runtime_knows(
     node: Node, machine: CPUSet, step: str
 ) -> None:
-    node.configure(layout(machine, "round-robin"))
+    node.configure(layout(machine, "highest"))
     pod = node.admit(Kind.STATIC)
     killed = {dying.DIES: step, dying.VICTIM: pod.pod.uid}
+    lowest, highest = CPUSet.of(min(machine)), CPUSet.of(max(machine))
     with node.agent("nri", program="tests.dying", environment=killed) as agent:
-        started(node)
+        started(node, highest)
         # The runtime goes on without its plugin.
         node.launch(pod)
         assert agent.wait(DEADLINE_S) == -signal.SIGKILL
-    first, second = (CPUSet.of(cpu) for cpu in sorted(machine)[:2])
-    assert chosen(node, pod) == [str(second) if step == "answered" else ""]
+    assert chosen(node, pod) == [str(highest) if step == "answered" else ""]
     if step == "answered":
-        assert node.record(pod).always(second)
+        assert node.record(pod).always(highest)
         node.host.root.choices.unlink()
 
     # A new choice would be another.
-    node.configure(layout(machine, "first-cpus"))
-    own = first if step == "chosen" else second
-    with node.agent("nri", program=PROGRAM):
+    node.configure(layout(machine, "lowest"))
+    own = lowest if step == "chosen" else highest
+    with node.agent("nri"):
         await_record(node, pod, own)
         eventually(lambda: node.tree.effective(node.path(pod)) == own, node.log)
 
@@ -138,8 +143,8 @@ def test_a_choice_that_a_pods_author_annotates_is_not_believed(node: Node, machi
     """The runtime's list agrees with it: the pod runs on the CPU that all containers share."""
     first = CPUSet.of(machine.first)
     node.configure(layout(first, "none"))
-    with node.agent("nri", program=PROGRAM):
-        started(node)
+    with node.agent("nri"):
+        started(node, first)
         forger = node.admit(Kind.STATIC, annotations={Names().chosen: str(first)})
         node.launch(forger)
         listed = CRI([node.host.socket], Names()).cpu_list(ContainerID(forger.container))
@@ -147,6 +152,6 @@ def test_a_choice_that_a_pods_author_annotates_is_not_believed(node: Node, machi
         assert chosen(node, forger) == [""]
 
     # The policy never gives the first CPU.
-    node.configure(layout(machine, "round-robin"))
-    with node.agent("nri", program=PROGRAM):
+    node.configure(layout(machine, "later"))
+    with node.agent("nri"):
         await_record(node, forger, CPUSet(sorted(machine)[1:2]))

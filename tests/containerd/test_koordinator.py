@@ -10,7 +10,7 @@ import pytest
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.host.sysfs import Sysfs
-from cpupool.wire.orchestration import QOS_CLASS, RESOURCE_STATUS
+from cpupool.policies.koordinator.pod_annotations import QOS_CLASS, RESOURCE_STATUS
 from tests.containerd.pods import Kind, Layout
 from tests.containerd.test_static_policy import assert_alone, watched
 from tests.vm.machine import TIMEOUT_S

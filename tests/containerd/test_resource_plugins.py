@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import uuid
+from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 from cpupool.api.resourceplugin_pb2 import ResourceAllocationInfo
 from cpupool.core.cpuset import CPUSet
 from cpupool.host.sysfs import Sysfs
+from cpupool.policies.qrm import katalyst
 from tests import dying, waits
 from tests.containerd.node import at_once
 from tests.containerd.pods import NIC, Kind, Layout
@@ -35,6 +37,9 @@ if TYPE_CHECKING:
 # The first may have to get containerd from a slow mirror.
 pytestmark = pytest.mark.timeout(TIMEOUT_S)
 
+TRIES = 24
+LATE_S = 0.3
+"""So long that the runtime has made a pod's sandbox before."""
 SPENT_S, WITHIN_S = 1.0, 10.0
 ORDINARY, HELD = 50, 3
 
@@ -119,6 +124,34 @@ def test_the_runtime_makes_a_container_of_the_answers(governed: Node) -> None:
         assert spec["annotations"]["example.com/why"] == "qrm"
         node.remove(owner)
         eventually(lambda: not (cpu.known or memory.known), "the plugins have forgotten the pod")
+
+
+@pytest.mark.parametrize("annotations", [{katalyst.PROPOSED_ROLE: "ETL"}, {}], ids=["role", "none"])
+def test_no_container_that_a_plugin_serves_runs_one_instruction_before_its_answer(
+    governed: Node, annotations: dict[str, str]
+) -> None:
+    node = governed
+    with Plugin(node.host) as cpu, Plugin(node.host, "memory") as memory, agent(node):
+        served(node, "cpu")
+        served(node, "memory")
+        own = {"nokia.k8s.io/cpus-exclusive": "true"}
+        cpu.gives = defaultdict(lambda: cpus(str(last(node)), annotations=own))
+        nodes = ResourceAllocationInfo(oci_property_name="CpusetMems", allocation_result="0")
+        memory.gives = defaultdict(lambda: nodes)
+        answers = cpu.allocate
+
+        def slowly(request: bytes) -> bytes:
+            threading.Event().wait(LATE_S)
+            return answers(request)
+
+        cpu.replies["Allocate"] = slowly
+        for _ in range(TRIES):
+            pod = node.admit(Kind.STATIC, annotations=annotations)
+            node.launch(pod)
+            assert node.record(pod).always(last(node))
+            assert node.record(pod).environment["EXCLUSIVE_CPUS"] == str(last(node))
+            assert node.spec(pod)["linux"]["resources"]["cpu"]["mems"] == "0"
+            node.remove(pod)
 
 
 def test_a_refused_pod_is_held_with_the_plugins_words_until_it_has_an_answer(

@@ -9,7 +9,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from cpupool.api.podresources_pb2 import AllocatableResourcesRequest, AllocatableResourcesResponse
-from cpupool.channel import dialled
 from cpupool.core import quantity
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import RemoteProtocolError
@@ -17,6 +16,7 @@ from cpupool.core.names import EXCLUSIVE_CPUS
 from cpupool.core.workloads import ContainerID
 from cpupool.host.cgroupfs import CgroupFS, hierarchy
 from cpupool.kube import views
+from cpupool.rpc.channel import dialled
 from tests.e2e.cluster import NAMES, kubectl, manifest, patiently, read
 
 if TYPE_CHECKING:

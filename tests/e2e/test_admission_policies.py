@@ -18,6 +18,7 @@ from cpupool.kube.connection import APIConnection
 from cpupool.kube.node_topology import NodeTopologyObject
 from cpupool.kube.pod_status import PodStatus
 from cpupool.kube.resources import NODE_TOPOLOGIES, PODS
+from cpupool.policies.koordinator.pod_annotations import resource_status
 from cpupool.wire.node_topology import (
     ATTRIBUTES,
     GROUP,
@@ -30,7 +31,6 @@ from cpupool.wire.node_topology import (
     Field,
     applied,
 )
-from cpupool.wire.orchestration import resource_status
 from tests.e2e.cluster import kubectl, missing, patiently, read
 from tests.e2e.paper import (
     ACCOUNT,
@@ -425,7 +425,17 @@ def test_a_class_goes_with_its_requests_and_its_priority(lsr: str) -> None:
         "a whole number of CPUs": waiting(f"{lsr}-2", "1500m"),
         "the class LSR needs": waiting(f"{lsr}-2", labels=labels),
         "the class BE needs": waiting(f"{lsr}-2", labels={QOS: "BE"}),
+        "must be LSE, LSR": waiting(f"{lsr}-2", labels={QOS: "Lsr"}),
     }
+    ordered = waiting(f"{lsr}-2", "1500m")
+    amounts = {part: {"cpu": "1"} for part in ("requests", "limits")}
+    sidecar = {"name": "s", "image": "none.example/s", "resources": amounts}
+    ending = {**sidecar, "name": "e", "resources": {part: {"cpu": "2"} for part in amounts}}
+    sidecar["restartPolicy"] = "Always"
+    ordered["spec"]["initContainers"] = [sidecar, ending]
+    assert dry(ordered) == ""
+    ordered["spec"]["initContainers"] = [ending, sidecar]
+    cases["at least one"] = ordered
     unequal = waiting(f"{lsr}-2")
     unequal["spec"]["containers"][0]["resources"]["limits"] = {"cpu": "3"}
     cases["equal requests and limits"] = unequal

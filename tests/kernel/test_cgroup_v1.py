@@ -14,6 +14,9 @@ import pytest
 from cpupool.core.cpuset import CPUSet
 from cpupool.enforce.apply import bring
 from cpupool.host.cgroupfs import CgroupFS
+from cpupool.host.processes import threads
+from cpupool.host.sysfs import Sysfs
+from cpupool.host.usable_cpus import UsableCPUs
 from tests.cgroups import CgroupTreeContract, Ground, V1RulesContract
 from tests.kernel.v1 import CPUSETS as BASE
 from tests.kernel.v1 import needed
@@ -117,6 +120,32 @@ def test_a_cgroup_root_that_has_lost_a_cpu_is_given_it_back_for_its_container(
         ground.tree.write(above, CPUSet.of(0))
     bring(ground.tree, path, CPUSet.of(1))
     assert affinity(real.start(path)) == "1"
+
+
+def test_threads_that_an_affinity_keeps_from_a_cpu_are_seen(
+    real: RealCgroups, ground: Ground
+) -> None:
+    path = ground.container("0-1", nested="0-1")
+    pids = [real.start(path), real.start(f"{path}/nested")]
+    for pid in pids:
+        os.sched_setaffinity(pid, {0})
+    assert threads(Path("/proc"), BASE / path) == CPUSet.of(0)
+    os.sched_setaffinity(pids[1], {1})
+    assert threads(Path("/proc"), BASE / path) == CPUSet.of(0, 1)
+
+
+def test_a_cgroup_root_limits_what_containers_can_have(real: RealCgroups, ground: Ground) -> None:
+    machine = Sysfs.at(Path("/sys"))
+    usable = UsableCPUs(machine, BASE.parent, f"/{real.root}")
+    outside = machine.online() - CPUSet.of(0, 1)
+    assert usable.online() == machine.online() - outside
+    for path in (ground.kubepods, real.root):
+        ground.tree.write(path, CPUSet.of(0))
+    assert usable.online() == CPUSet.of(0)
+    (part,) = usable.withheld()  # of the last answer
+    assert (part.cpus, part.cgroup) == (machine.online() - CPUSet.of(0), f"/{real.root}")
+    ground.tree.write(real.root, CPUSet.of(0, 1))
+    assert usable.online() == machine.online() - outside
 
 
 def test_a_cgroup_that_nothing_filled_yet_can_be_entered_after_a_repair(

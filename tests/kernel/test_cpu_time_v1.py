@@ -16,7 +16,7 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.enforce.apply import bring
 from cpupool.host.cgroupfs import CgroupFS
 from cpupool.host.cpu_time import CPUTimes
-from cpupool.policies.best_effort import Load
+from cpupool.policies.koordinator.best_effort import Load
 from tests.kernel.test_cgroup_v1 import affinity
 from tests.kernel.v1 import CGROUP, CPUSETS, needed
 from tests.throttling import spinning

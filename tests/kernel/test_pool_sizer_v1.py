@@ -8,11 +8,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cpupool.config.resource_plugins import parse
-from cpupool.core.plugin_config import Aims
 from cpupool.enforce.apply import bring
 from cpupool.host.cgroupfs import CgroupFS
 from cpupool.host.cpu_time import CPUTimes
+from cpupool.plugins.config import Aims
+from cpupool.plugins.config_file import parse
 from cpupool.plugins.cpu import CPUPlugin
 from cpupool.plugins.pool_sizer import PoolSizer
 from cpupool.policies.layout import Layout

@@ -145,7 +145,7 @@ def test_more_events_than_there_is_room_for_say_look_now() -> None:
 def test_a_container_leaves_a_cpu_as_soon_as_the_kernel_says_that_it_is_offline(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cpupool.roles.machine_watcher._LOOK_S", 3600.0)
+    monkeypatch.setattr("cpupool.agent.machine_watcher._LOOK_S", 3600.0)
     machine = MACHINES["arm_no_smt"].write(folder)
     with (
         EmulatedCgroups(folder, machine.topology().online, "a test") as home,

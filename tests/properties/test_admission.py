@@ -11,11 +11,12 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from cpupool.admission.decision import Admitted, Denied, admit
-from cpupool.admission.review import answer, patch
-from cpupool.admission.rules import CFSQuotas, LargestPool, RequiredAgent, Rules
 from cpupool.core.errors import ManifestError, RemoteProtocolError
 from cpupool.core.names import STARTER
+from cpupool.webhook.admission.decision import Admitted, Denied, admit
+from cpupool.webhook.admission.json_patch import patch
+from cpupool.webhook.admission.review import answer
+from cpupool.webhook.admission.rules import CFSQuotas, LargestPool, RequiredAgent, Rules
 from tests.pods import container, expanded, pod, process, review, stored
 from tests.searching import examples
 

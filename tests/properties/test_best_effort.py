@@ -12,11 +12,11 @@ from cpupool.core.cpu_manager import CPUManager, Suppression
 from cpupool.core.cpu_time import CPUUse
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.grants import Sharing
-from cpupool.core.koordinator import NodeRules, Orchestration, QoS, Reservation
+from cpupool.core.orchestration import NodeRules, Orchestration, QoS, Reservation
 from cpupool.core.pools import NodePools, Pool
 from cpupool.core.workloads import QoSClass
 from cpupool.manager.manager import Manager
-from cpupool.policies.base import BEST_EFFORT, DEFAULT
+from cpupool.policies.view import BEST_EFFORT, DEFAULT
 from tests import builders
 from tests.machines import MACHINES
 

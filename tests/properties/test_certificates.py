@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpupool.https import certificates
+from cpupool.webhook.https import certificates
 from tests.certificates import (
     CA,
     ED25519,

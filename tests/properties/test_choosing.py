@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from cpupool.core.cgroups import FoundContainer
 from cpupool.core.cpu_manager import CPUManager
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.names import POLICY_CPUS
 from cpupool.core.pools import NodePools, Pool
 from cpupool.core.workloads import ContainerID, ContainerKind, RuntimeContainer
+from cpupool.manager import resolve, sightings
+from cpupool.manager.choosing import Admission
 from cpupool.manager.manager import Manager
-from cpupool.manager.ports import FoundContainer
 from cpupool.wire.cpu_manager_state import State
 from tests import builders
 from tests.machines import MACHINES
@@ -174,7 +176,11 @@ class Choosing(RuleBasedStateMachine):
 
     @rule(data=st.data(), edited=st.booleans())
     def the_agent_restarts_without_its_record(self, data: st.DataObject, *, edited: bool) -> None:
-        """The containers that run have annotations with their CPUs."""
+        """The containers that run have annotations with their CPUs, of when they were created.
+
+        So a container that has left its CPUs, because all of them are offline, names them, too.
+        """
+        grants = self.manager.snapshot().resolution.grants
         living = [
             RuntimeContainer(
                 identifier,
@@ -182,7 +188,7 @@ class Choosing(RuleBasedStateMachine):
                 "default",
                 each.pod.name,
                 each.container.name,
-                chosen=each.assignment.exclusive | each.assignment.offline,
+                chosen=grants.part(uid, POLICY_CPUS, each.container.name),
             )
             for (uid, identifier), each in self.running().items()
         ]
@@ -248,6 +254,13 @@ class Choosing(RuleBasedStateMachine):
             for uid, has in builders.owned(self.manager).items()
             if POLICY_CPUS in has
         }
+
+    @invariant()
+    def what_is_kept_of_earlier_decisions_is_what_new_ones_would_be(self) -> None:
+        facts, resolution = self.manager.snapshot()
+        decided = Admission.of(resolution.view)
+        anew = resolve.resolve(facts, sightings.present(facts), decided)
+        assert resolution.containers == anew.containers
 
     @invariant()
     def another_look_changes_nothing(self) -> None:

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpupool.policies.headroom import Headroom, estimated
+from cpupool.plugins.headroom import Headroom, estimated
 
 MACHINE = 80
 USED = st.one_of(st.none(), st.floats(0, 100))

@@ -9,16 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpupool.core.assignments import Placement
+from cpupool.core.cgroups import FoundContainer
 from cpupool.core.cpu_manager import CPUManager
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.grants import Sharing
-from cpupool.core.koordinator import BindPolicy, NodeRules, Orchestration, QoS, Reservation
+from cpupool.core.orchestration import BindPolicy, NodeRules, Orchestration, QoS, Reservation
 from cpupool.core.pool_policy import NUMAPolicy
 from cpupool.core.pools import NodePools, Pool
 from cpupool.core.workloads import QoSClass
 from cpupool.manager.manager import Manager
-from cpupool.manager.ports import FoundContainer
-from cpupool.policies.base import BEST_EFFORT, DEFAULT
+from cpupool.policies.view import BEST_EFFORT, DEFAULT
 from cpupool.wire.cpu_manager_state import State
 from tests import builders
 from tests.machines import MACHINES
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from cpupool.core.assignments import CPUAssignment
     from cpupool.core.workloads import Container, Pod
-    from cpupool.policies.base import NodeView
+    from cpupool.policies.view import NodeView
 
 MACHINE = MACHINES["telco_2s_2n_16c32t"].topology()
 OURS = CPUSet.parse("0-3,8-11,16-19,24-27")

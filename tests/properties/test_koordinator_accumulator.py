@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.pool_policy import ExclusivePolicy, NUMAPolicy
-from cpupool.policies.koordinator_accumulator import OccupiedCPUs, take
+from cpupool.policies.accumulators.koordinator import OccupiedCPUs, take
 from cpupool.policies.layout import Layout, Level
 from tests.machines import Machine
 

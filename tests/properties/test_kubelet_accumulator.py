@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpupool.core.cpuset import CPUSet
-from cpupool.policies.balance import share_out
-from cpupool.policies.kubelet_accumulator import Taken, take_distributed, take_packed
+from cpupool.policies.accumulators.balance import share_out
+from cpupool.policies.accumulators.kubelet import Taken, take_distributed, take_packed
 from cpupool.policies.layout import Layout, Level, Place
 from tests.conformance.oracle.kubelet_distribution import distribute, go_round
 

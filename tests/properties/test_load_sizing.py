@@ -8,9 +8,9 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpupool.core.plugin_config import Aims
-from cpupool.local.load_simulation import Replay, by_load
-from cpupool.policies.load_sizing import PERIOD_S, Memory, PoolLoad, PoolNow, decide
+from cpupool.plugins.config import Aims
+from cpupool.plugins.load_simulation import Replay, by_load
+from cpupool.plugins.load_sizing import PERIOD_S, Memory, PoolLoad, PoolNow, decide
 
 TOTAL = 76
 AIMS = Aims()

@@ -3,11 +3,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cpupool.core.cgroups import Writer
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.workloads import ContainerID
 from cpupool.enforce import moves
 from cpupool.enforce.moves import Move
-from cpupool.manager.ports import Writer
 
 _CPUS = st.sets(st.integers(0, 5), min_size=1).map(CPUSet)
 

@@ -14,13 +14,13 @@ from cpupool.core.cpu_manager import Misfit
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.names import POLICY_CPUS
 from cpupool.manager.manager import Manager
-from cpupool.policies.base import DEFAULT
+from cpupool.policies.view import DEFAULT
 from tests import builders
 from tests.nri_agents import MACHINE, PLAIN, Agent, cpu_of, of
 from tests.nri_frames import frames
 from tests.nri_runtime import PLUGIN, FakeRuntime, Refused
 from tests.searching import examples
-from tests.unit.roles.nri_plugin.static import found, govern, web
+from tests.unit.runtime.nri.static import found, govern, web
 from tests.waiting import DEADLINE_S
 
 if TYPE_CHECKING:

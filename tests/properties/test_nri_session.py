@@ -14,15 +14,16 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import RemoteProtocolError
 from cpupool.core.names import Names
 from cpupool.core.workloads import ContainerID
-from cpupool.runtime.nri_messages import (
+from cpupool.runtime.nri import mux as nri_mux
+from cpupool.runtime.nri import ttrpc
+from cpupool.runtime.nri.messages import (
     Adjustment,
     CreateContainer,
     Synchronize,
     Update,
     UpdateContainer,
 )
-from cpupool.runtime.nri_session import Session
-from cpupool.wire import nri_mux, ttrpc
+from cpupool.runtime.nri.session import Session
 from tests.nri_frames import frames, spoken
 from tests.nri_runtime import PLUGIN
 

@@ -1,13 +1,24 @@
 from __future__ import annotations
 
+import json
+
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpupool.config import performance_profile, pool_rules, poolconfig
+from cpupool.config import (
+    kubelet_config,
+    performance_profile,
+    pool_rules,
+    poolconfig,
+    profile_kubelet,
+)
+from cpupool.config.kubelet_settings import KubeletNeeds
+from cpupool.core.cpu_manager import TopologyPolicy
 from cpupool.core.cpuset import CPUSet
+from cpupool.core.errors import errors_in
 from cpupool.core.names import Names
-from tests.machines import MACHINES
+from tests.machines import MACHINES, Machine
 from tests.profiles import pools_in, profile_of, written
 from tests.searching import examples
 
@@ -61,3 +72,48 @@ def test_on_any_machine_whole_cores_give_pools_that_fit_it(name: str, data: st.D
     assert exclusive
     assert len(exclusive.cpus) == uses.count("isolated")
     assert exclusive.reach(topology) == cpus["isolated"]
+
+
+lists = st.sampled_from(["reserved", "isolated", "shared", "ovsDpdk", "offlined"])
+policies = st.sampled_from([policy.value for policy in TopologyPolicy if policy.of_kubelet])
+
+
+@examples(60)
+@given(
+    name=st.one_of(st.just("ten nodes"), st.sampled_from(sorted(MACHINES.keys() - {"single_cpu"}))),
+    policy=st.one_of(st.just(""), policies),
+    mixed=st.booleans(),
+    off=st.booleans(),
+    data=st.data(),
+)
+def test_our_check_accepts_our_settings_for_the_kubelet(
+    *, name: str, policy: str, mixed: bool, off: bool, data: st.DataObject
+) -> None:
+    machine = MACHINES.get(name) or Machine(sockets=2, nodes=5, cores=2)
+    topology = machine.topology()
+    uses = ["reserved", "isolated", *(data.draw(lists) for _ in topology.cores[2:])]
+    cpus = {
+        use: CPUSet.union(
+            core for core, one in zip(topology.cores, uses, strict=True) if one == use
+        )
+        for use in uses
+    }
+    if off and cpus.get("offlined"):
+        topology = topology.cut_to(topology.online - cpus["offlined"])
+    profile = profile_of(
+        written(
+            cpu={use: str(some) for use, some in cpus.items()},
+            workloadHints={"mixedCpus": mixed},
+            numa={"topologyPolicy": policy} if policy else {},
+        )
+    )
+
+    settings = profile_kubelet.settings(profile, {}, topology)
+
+    config = kubelet_config.parse("a", json.dumps({"kind": "KubeletConfiguration", **settings}))
+    needs = KubeletNeeds.of(pools_in(profile, topology), topology)
+    assert errors_in(kubelet_config.check(config, needs)) == []
+    assert settings.get("topologyManagerPolicy", "") == policy
+    empty = CPUSet()
+    kept = cpus["reserved"] | cpus.get("ovsDpdk", empty)
+    assert profile.reserved_system_cpus == kept | (cpus.get("shared", empty) if mixed else empty)

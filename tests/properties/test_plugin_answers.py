@@ -13,19 +13,20 @@ from typing import TYPE_CHECKING, Any, Final
 from cpupool.core.cpu_manager import TopologyHint
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.names import Names
+from cpupool.core.plugin_facts import Answer, PluginFacts
 from cpupool.core.properties import OCIProperty
-from cpupool.core.resource_plugins import Answer, PluginFacts
-from cpupool.manager.plugin_book import AnswerBook
-from cpupool.policies.base import DEFAULT
-from cpupool.policies.plugin_answers import Rule
-from cpupool.wire import answer_record
+from cpupool.policies.view import DEFAULT
+from cpupool.qrm import answer_record_codec
+from cpupool.qrm.answer_book import AnswerBook
+from cpupool.qrm.bad_answers import Rule
+from cpupool.qrm.question_table import QuestionTable
 from tests.unit.manager.plugged import MACHINE, manager, pod, pools, ref
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cpupool.manager.manager import Manager
-    from cpupool.policies.plugin_answers import Broken
+    from cpupool.qrm.bad_answers import Broken
 
 ANSWERS: Final = 10_000
 PODS: Final = [
@@ -48,7 +49,8 @@ class Fuzz:
         self.broken: Counter[Rule] = Counter()
         self.made = self.accepted = 0
         self.manager: Manager = manager(*PODS)
-        self.book = AnswerBook(NAMES, self._note, v2=False)
+        self.table = QuestionTable()
+        self.book = AnswerBook(self.table, NAMES, self._note, v2=False)
 
     def _note(self, _ref: object, _resource: str, broken: Broken) -> None:
         self.broken[broken.rule] += 1
@@ -56,7 +58,7 @@ class Fuzz:
     def step(self) -> None:
         """Let the node or an answer change."""
         self._random.choice((self._answer,) * 30 + (self._machine, self._forget, self._policy))()
-        self.manager.observe(plugins=PluginFacts(frozenset({"cpu", "x"}), self.book.record))
+        self.manager.observe(plugins=PluginFacts(frozenset({"cpu", "x"}), self.table.record))
 
     def _answer(self) -> None:
         answered = {}
@@ -67,7 +69,7 @@ class Fuzz:
         self.book.take(self.manager.snapshot(), answered)
         for (of_container, resource), given in answered.items():
             self.made += 1
-            kept = self.book.of(of_container).get(resource)
+            kept = self.table.given(of_container).get(resource)
             assert kept is None or kept == kept, "what is kept equals itself"  # noqa: PLR0124
             self.accepted += kept is not None and kept.answers == given.answers and not kept.refused
 
@@ -111,7 +113,8 @@ class Fuzz:
         self.manager.update_topology(MACHINE.without(off).topology())
 
     def _forget(self) -> None:
-        self.book.forget(self._random.choice(PODS).cgroup_uid)
+        ended = self._random.choice(PODS)
+        self.table.follow({each.cgroup_uid for each in PODS if each is not ended}, (), 0.0)
 
     def _policy(self) -> None:
         policy = self._random.choice((*("qrm",) * 7, "static"))
@@ -119,10 +122,10 @@ class Fuzz:
 
     def record(self) -> None:
         """Check that a record holds what is kept, and that another write does nothing."""
-        record = self.book.record
-        written = answer_record.encode(record)
-        assert answer_record.parse(written) == record
-        assert answer_record.encode(answer_record.parse(written)) == written
+        record = self.table.record
+        written = answer_record_codec.encode(record)
+        assert answer_record_codec.parse(written) == record
+        assert answer_record_codec.encode(answer_record_codec.parse(written)) == written
 
 
 def check(node: Manager) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cpupool.agent.pod_failer import PodFailer
 from cpupool.core.cpu_manager import CPUManager, Misfit
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.pools import NodePools, Pool
@@ -15,7 +16,6 @@ from cpupool.core.workloads import ContainerID, RuntimeContainer
 from cpupool.kube.client import APIServer
 from cpupool.kube.pod_status import PodStatus
 from cpupool.manager.manager import Manager
-from cpupool.roles.pod_failer import PodFailer
 from cpupool.telemetry.health import Health
 from tests import builders
 from tests.apiserver import FakeAPIServer

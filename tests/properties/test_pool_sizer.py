@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from cpupool.config.resource_plugins import parse
 from cpupool.core.cpu_time import CPUTime, Waited
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.plugin_config import Aims
-from cpupool.local.load_simulation import Queue
+from cpupool.plugins.config import Aims
+from cpupool.plugins.config_file import parse
 from cpupool.plugins.cpu import CPUPlugin
+from cpupool.plugins.load_simulation import Queue
+from cpupool.plugins.load_sizing import PERIOD_S
 from cpupool.plugins.pool_sizer import PoolSizer
 from cpupool.policies.layout import Level
-from cpupool.policies.load_sizing import PERIOD_S
 from tests.unit.plugins.asking import LAYOUT, Asked, ask
 
 if TYPE_CHECKING:
@@ -85,7 +85,10 @@ class Node:
 
 def moved(history: list[Pools], name: str) -> int:
     """Count the CPUs that joined or left a pool."""
-    return sum(len(before[name] ^ after[name]) for before, after in pairwise(history))
+    return sum(
+        len((before[name] | after[name]) - (before[name] & after[name]))
+        for before, after in pairwise(history)
+    )
 
 
 @settings(max_examples=20)

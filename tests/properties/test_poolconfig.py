@@ -10,7 +10,7 @@ from itertools import product
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from cpupool.config import pool_rules, poolconfig
+from cpupool.config import pool_rules, pool_selection, poolconfig
 from cpupool.config.document import Origin
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import ConfigError, Location, Problem
@@ -56,7 +56,7 @@ def read_everything(text: str | bytes) -> None:
     try:
         for source in poolconfig.sources("a.yaml", text, problems):
             file = poolconfig.parse(source.name, source.text, Names(), source.origin)
-            poolconfig.select([file], {})
+            pool_selection.select([file], {})
             file.located([Problem("x", "y", path="pools.exclusive-a.cpus")])
     except ConfigError as error:
         problems += error.problems
@@ -196,7 +196,7 @@ def test_a_node_takes_a_file_only_if_all_labels_of_no_other_match(
     ]
     matching = [file for file in matching if file.node_selector] or matching
     try:
-        taken = poolconfig.select(files, node)
+        taken = pool_selection.select(files, node)
     except ConfigError as error:
         assert len(matching) > 1
         for problem, file in zip(error.problems, matching[1:], strict=True):

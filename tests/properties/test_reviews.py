@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from cpupool.admission.rules import Rules
-from cpupool.roles.webhook import Webhook, WebhookSettings
 from cpupool.telemetry.health import Health
 from cpupool.telemetry.metrics import WebhookMetrics
+from cpupool.webhook.admission.rules import Rules
+from cpupool.webhook.service import Webhook, WebhookSettings
 from tests.mounts import Mount
 from tests.pods import ANNOTATION, container, pod, process, review, stored
 from tests.webhooks import LOCALHOST, PATIENT, Client, Secret, serving

@@ -17,9 +17,10 @@ from cpupool.core.pool_policy import CPUBindPolicy, PoolPolicy
 from cpupool.core.pools import NodePools, Pool, PoolKind
 from cpupool.core.requests import Resource
 from cpupool.core.workloads import Container, ContainerKind
-from cpupool.local import devices, simulation, workload
-from cpupool.local.simulated_node import SimulatedNode
-from cpupool.policies import pool_choice
+from cpupool.local import devices
+from cpupool.policies.pools import choice as pool_choice
+from cpupool.simulate import simulation, workload
+from cpupool.simulate.node import SimulatedNode
 from tests import builders
 from tests.machines import MACHINES
 from tests.searching import examples
@@ -29,9 +30,9 @@ if TYPE_CHECKING:
 
     from cpupool.core.topology import CPUTopology
     from cpupool.core.workloads import Pod
-    from cpupool.local.simulated_node import Chooser
-    from cpupool.local.workload import Event
     from cpupool.policies.base import Choice
+    from cpupool.simulate.node import Chooser
+    from cpupool.simulate.workload import Event
 
 TOPOLOGIES = {
     name: MACHINES[name].topology() for name in ("telco_2s_2n_16c32t", "sparse_nodes", "epyc_like")

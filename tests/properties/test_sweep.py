@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Final
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from cpupool.core.cpu_manager import KOORDINATOR, CPUManager
+from cpupool.core.cpu_manager import CPUManager
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import CgroupWriteRejected
 from cpupool.core.names import POLICY_CPUS
 from cpupool.core.pools import NodePools, Pool
 from cpupool.core.workloads import ContainerKind
 from cpupool.host.cgroupfs import CgroupVersion
+from cpupool.policies.koordinator.policy import KOORDINATOR
 from cpupool.wire.cpu_manager_state import State
 from tests import builders
 from tests.cgroups import KernelModel

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.apiserver import FakeAPIServer
 from tests.searching import examples
-from tests.unit.roles.topology_reporter.reporting import (
+from tests.unit.agent.topology_reporter.reporting import (
     NODE,
     PATH,
     SERVED,

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpupool.roles.wait_budget import SPENT_S, WITHIN_S, WaitBudget
+from cpupool.runtime.nri.wait_budget import SOON_S, SPENT_S, WITHIN_S, WaitBudget
 
 ROUNDING_S = 1e-6
 
@@ -70,6 +70,11 @@ def test_what_was_spent_comes_back() -> None:
     assert budget.until_s("c", 106.0, 105.0) == 105.0
     assert budget.until_s("c", 111.0, 110.25) == 110.5, "a container that did not wait may later"
     assert budget.until_s("a", 200.0, 150.0) == 150.0, "none waits twice"
+    assert budget.until_s("a", 200.0, 150.0, soon=True) == 151.0, "but for the agent alone"
+    budget.count(151.0, waits=True)
+    budget.count(152.0, waits=False)
+    assert budget.until_s("a", 200.0, 152.0, soon=True) == 152.0 + SOON_S
+    assert budget.until_s("a", 152.05, 152.0, soon=True) == 152.05
 
 
 def test_a_container_that_has_started_may_wait_again() -> None:

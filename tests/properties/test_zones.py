@@ -7,21 +7,34 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from cpupool.core.cpu_manager import CPUManager, StaticOptions, TopologyPolicy
+from cpupool.config.kubelet_settings import KubeletConfig
+from cpupool.core.cpu_manager import CPUManager, Scope, StaticOptions, TopologyPolicy
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import AllocationError, ConfigError
-from cpupool.core.node_topology import TopologyManager
+from cpupool.core.node_topology import (
+    Amounts,
+    KubeletAmounts,
+    NodeMemory,
+    TopologyManager,
+)
 from cpupool.core.pool_policy import CPUBindPolicy, NUMAPolicy, PoolPolicy
 from cpupool.core.pools import NodePools, Pool
+from cpupool.core.workloads import QoSClass
+from cpupool.manager.manager import Manager
+from cpupool.manager.node_topology import Surroundings, node_topology
+from cpupool.wire import node_topology as wire
 from tests import builders
 from tests.machines import Machine
 from tests.searching import examples
+from tests.topology_match import unfit
 from tests.topology_nodes import NAMES, ModelNode, pod_body
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from cpupool.core.topology import CPUTopology
 
 SINGLE = TopologyManager(TopologyPolicy.SINGLE_NUMA_NODE)
@@ -182,3 +195,116 @@ def test_the_cpu_manager_gives_what_the_best_zone_has(
         if not node.refusal(pod_body("p", {"cpu": str(size), "memory": "1Gi"}))
     ]
     assert best == max(given_, default=0)
+
+
+TWO_NODES = Machine(sockets=2, cores=4, threads=2)
+GIB = 2**30
+OF_NODE = {"cpu": 8, "memory": 16}
+"""What each of the two NUMA nodes has, in CPUs and GiB."""
+# The strict one more often: no other refuses.
+policies = st.sampled_from(
+    [SINGLE.policy] * 5 + [policy for policy in TopologyPolicy if policy.of_kubelet]
+)
+scopes = st.sampled_from(Scope)
+sizes = st.fixed_dictionaries(
+    {"cpu": st.sampled_from([1, 5, 7, 8, 9, 15]), "memory": st.sampled_from([1, 9, 16, 17, 32])}
+)
+
+
+@examples(400)
+@given(
+    cpus=st.sampled_from(["none", "static", "ours"]),
+    pins=st.booleans(),
+    kubelet=st.tuples(policies, scopes),
+    ours=st.tuples(policies, scopes),
+    asked=st.one_of(st.tuples(sizes), st.tuples(sizes, sizes)),
+)
+@example(
+    cpus="ours",
+    pins=False,
+    kubelet=(SINGLE.policy, Scope.POD),
+    ours=(SINGLE.policy, Scope.CONTAINER),
+    asked=({"cpu": 7, "memory": 1}, {"cpu": 8, "memory": 1}),
+)
+def test_a_scheduler_refuses_only_what_the_node_refuses(
+    cpus: str,
+    pins: bool,
+    kubelet: tuple[TopologyPolicy, Scope],
+    ours: tuple[TopologyPolicy, Scope],
+    asked: tuple[dict[str, int], ...],
+) -> None:
+    """One Guaranteed pod, and an idle node with any managers of the kubelet, or with ours."""
+    topology = whole(TWO_NODES)
+    own = CPUManager("static", CPUSet.of(0), topology_policy=ours[0], topology_scope=ours[1])
+    manager = Manager(NAMES)
+    manager.reconfigure(NodePools.of(cpu_manager=own if cpus == "ours" else None), topology)
+    manager.observe(pods=(), static_cpus=topology.online if cpus == "static" else CPUSet())
+    amounts = Amounts(16 * GIB, 16 * GIB, 16 * GIB)
+    around = Surroundings(
+        {node: NodeMemory(16 * GIB) for node in topology.nodes},
+        KubeletAmounts({"memory": dict.fromkeys(topology.nodes, amounts)} if pins else {}),
+        KubeletConfig(
+            topology_manager_policy=kubelet[0].value, topology_manager_scope=kubelet[1].value
+        ),
+    )
+    published = node_topology(manager.snapshot(), NAMES, around, annotated=False)
+    body = pod_body(
+        "p", *({"cpu": str(one["cpu"]), "memory": f"{one['memory']}Gi"} for one in asked)
+    )
+    given_ = 15 if cpus == "ours" else 16
+    assume(sum(one["cpu"] for one in asked) <= given_)
+    assume(sum(one["memory"] for one in asked) <= 32)
+
+    kept_off = unfit(
+        body,
+        QoSClass.GUARANTEED,
+        wire.applied("n", None, wire.V1ALPHA2, wire.values(published, wire.V1ALPHA2)),
+        ("cpu", "memory"),
+    )
+
+    pinned = {"memory"} if pins else set()
+    by_kubelet = pinned | ({"cpu"} if cpus == "static" else set())
+    by_us = pinned | {"cpu"} if cpus == "ours" else set()
+    refused = any(
+        refuses(policy, scope, names, asked, first=7 if cpus == "ours" else 8)
+        for (policy, scope), names in ((kubelet, by_kubelet), (ours, by_us))
+    )
+    assert refused or not kept_off
+    if refused and not kept_off:
+        # The object has room for one manager: either it shows the other, or no filter reads it.
+        shown = published.manager
+        assert shown
+        assert TopologyManager(*ours) != shown or TopologyManager(*kubelet) != shown
+
+
+def refuses(
+    policy: TopologyPolicy,
+    scope: Scope,
+    names: set[str],
+    asked: tuple[dict[str, int], ...],
+    first: int,
+) -> bool:
+    """Return whether a Topology Manager finds no NUMA node for what its managers give hints for."""
+    if policy is not TopologyPolicy.SINGLE_NUMA_NODE or not names:
+        return False
+    nodes = [{"cpu": first, "memory": 16}, OF_NODE]
+    if scope is Scope.POD:
+        asked = ({name: sum(one[name] for one in asked) for name in OF_NODE},)
+
+    def fit(left: list[dict[str, int]], rest: Sequence[dict[str, int]]) -> bool:
+        if not rest:
+            return True
+        one, *others = rest
+        return any(
+            all(node[name] >= one[name] for name in names)
+            and fit(
+                [
+                    {name: each[name] - one[name] * (each is node) for name in OF_NODE}
+                    for each in left
+                ],
+                others,
+            )
+            for node in left
+        )
+
+    return not fit([dict(node) for node in nodes], asked)

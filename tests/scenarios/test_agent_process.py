@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cpupool import cli
+from cpupool.agent.app import Agent
+from cpupool.agent.changes import Change
+from cpupool.agent.setup import Setup
 from cpupool.api.deviceplugin_pb2 import ContainerAllocateResponse
-from cpupool.app import Agent
 from cpupool.core.errors import PodRefused
 from cpupool.core.names import Names
 from cpupool.host.cgroupfs import CgroupFS
@@ -24,22 +26,24 @@ from cpupool.kube.client import APIServer
 from cpupool.kube.cluster_view import ClusterView
 from cpupool.local.cgroups import EmulatedCgroups
 from cpupool.local.node import EmbeddedNode
-from cpupool.setup import Setup
+from cpupool.manager.manager import Manager
 from cpupool.wire import kubelet_checkpoint
 from tests.apiserver import FakeAPIServer
 from tests.cgroups import overwrite
 from tests.machines import MACHINES
 from tests.mounts import Mount
 from tests.processes import Process
-from tests.unit import test_app
+from tests.unit.agent import test_app
 from tests.waiting import DEADLINE_S, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from cpupool.agent.changes import Signals
     from cpupool.core.workloads import Pod
     from cpupool.local.cgroups import Cgroups
+    from cpupool.telemetry.metrics import Metrics
     from tests.machines import WrittenMachine
 
 log = logging.getLogger(__name__)
@@ -96,21 +100,16 @@ class World:
     ) -> Iterator[Agent]:
         """Run the agent in this process, where its probes have a port and the kernel no say."""
         settings = Setup(
-            self.mount.folder,
-            interval_s=10.0,
-            moves_pinned=moves_pinned,
-            telemetry=("127.0.0.1", 0),
-            starter=starter,
+            self.mount.folder, interval_s=10.0, telemetry=("127.0.0.1", 0), starter=starter
         )
         sysfs, server = Sysfs.at(self.machine.sys), APIServer.at(self.api.url)
-        agent = Agent(
-            settings,
-            self.node.root,
-            sysfs,
-            lambda metrics, signals: ClusterView(
-                server, NODE, Names(), metrics, signals.cluster, pods_changed=signals.pods
-            ),
-        )
+
+        def join(metrics: Metrics, signals: Signals) -> ClusterView:
+            pods, cluster = signals.of(Change.PODS), signals.of(Change.CLUSTER)
+            return ClusterView(server, NODE, Names(), metrics, cluster, pods_changed=pods)
+
+        manager = Manager(moves_pinned=moves_pinned)
+        agent = Agent(manager, settings, self.node.root, sysfs, join)
         with test_app.started(agent):
             yield agent
 

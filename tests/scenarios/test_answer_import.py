@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from cpupool.qrm import katalyst_checkpoint
 from tests.machines import MACHINES
 from tests.qrm_checkpoints import Recorded, written
 from tests.scenarios.test_agent_process import living
@@ -36,7 +37,7 @@ def world(folder: Path) -> Iterator[World]:
 
 def record(world: World, **has: tuple[Pod, str]) -> None:
     """Let Katalyst's manager have recorded the CPUs of pods, and of one that has ended."""
-    file, _ = world.node.root.qrm_checkpoints
+    file, _ = katalyst_checkpoint.usual_paths(world.node.root)
     file.parent.mkdir(parents=True)
     entries = [Recorded.cpus(pod.uid, text) for pod, text in has.values()]
     file.write_bytes(written(*entries, Recorded.cpus("ended-uid", "1-3")))
@@ -98,7 +99,7 @@ def test_of_two_containers_with_one_cpu_the_second_is_confined(world: World) -> 
 
 
 def test_a_damaged_file_is_named_and_the_plugin_is_asked(moved: World) -> None:
-    file, _ = moved.node.root.qrm_checkpoints
+    file, _ = katalyst_checkpoint.usual_paths(moved.node.root)
     file.write_bytes(file.read_bytes().replace(b"6-7", b"5-7"))
     with Plugin(moved) as plugin, agent(moved):
         plugin.gives = {"own": cpus("6-7"), "web": cpus("1-2")}

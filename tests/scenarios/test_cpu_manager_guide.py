@@ -17,7 +17,7 @@ from tests.waiting import DEADLINE_S, eventually
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from cpupool.commands.live import LiveNode
+    from cpupool.commands.demo.live import LiveNode
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs/user/cpu-manager.md").read_text()

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
-from cpupool.app import Agent
+from cpupool.agent.app import Agent
+from cpupool.agent.setup import Setup
 from cpupool.config import poolconfig
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.names import Names
@@ -20,10 +21,10 @@ from cpupool.kube import views
 from cpupool.local.cgroups import EmulatedCgroups
 from cpupool.local.cluster import EmbeddedCluster
 from cpupool.local.node import EmbeddedNode
-from cpupool.setup import Setup
+from cpupool.manager.manager import Manager
 from cpupool.wire import kubelet_checkpoint
 from cpupool.wire.kubelet_checkpoint import NO_NODE, Checkpoint, Entry, Generation
-from tests import testdata
+from tests import pods, testdata
 from tests.loops import running
 from tests.waiting import DEADLINE_S, eventually
 
@@ -65,7 +66,11 @@ def machine() -> Sysfs:
 
 def agent_of(settings: Setup, root: HostRoot, sysfs: Sysfs, pods: PodSource) -> Agent:
     return Agent(
-        settings, root, sysfs, lambda _metrics, _changed: EmbeddedCluster(pods, CONTROLLER)
+        Manager(),
+        settings,
+        root,
+        sysfs,
+        lambda _metrics, _changed: EmbeddedCluster(pods, CONTROLLER),
     )
 
 
@@ -110,7 +115,7 @@ def test_a_sample_pod_runs_unedited(
         for pool, count in {"exclusive-pool": 2, "shared-pool": 1000}.items():
             node.kubelet.wait_for(f"nokia.k8s.io/{pool}", partial(offers, count), DEADLINE_S)
         text = (testdata.folder() / "cpu-pooler" / manifest).read_text()
-        (body,) = views.pods_from_text(str(manifest), text)
+        (body,) = pods.bodies(str(manifest), text)
         node.run_pod(body)
         tree = CgroupFS(node.root.cgroup, node.cgroup_root)
 

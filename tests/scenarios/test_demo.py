@@ -234,7 +234,7 @@ def test_the_resource_domain_is_the_users(folder: Path) -> None:
 def test_a_process_that_was_astray_before_fails_a_demo_that_ends_well(folder: Path) -> None:
     # The first look finds a process on every CPU, all later ones find it where it belongs.
     program = (
-        "import sys; from cpupool import cli; from cpupool.commands import live\n"
+        "import sys; from cpupool import cli; from cpupool.commands.demo import live\n"
         "from cpupool.core.cpuset import CPUSet; from cpupool.local.pods import ContainerProcess\n"
         "look, ask, late = live.LiveNode.settled_rows, ContainerProcess.cpus_allowed, []\n"
         "def wrong(self):\n"

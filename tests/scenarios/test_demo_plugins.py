@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cpupool.commands import samples
-from cpupool.commands.demo_plugins import OFFLINE, ONLINE, RESOURCES, DemoPlugins
-from cpupool.commands.live import LiveNode
-from cpupool.core.cpu_manager import QRM
+from cpupool.agent.setup import Setup
+from cpupool.commands.demo import samples
+from cpupool.commands.demo.live import LiveNode
 from cpupool.local.cgroups import EmulatedCgroups
-from cpupool.setup import Setup
+from cpupool.plugins.demo import OFFLINE, ONLINE, RESOURCES, DemoPlugins, by_role
+from cpupool.policies.qrm.policy import QRM
+from cpupool.qrm.resource_manager import PluginSettings
 from tests.guides import blocks, commands
 from tests.machines import Machine
 from tests.scenarios import test_demo
@@ -42,7 +43,7 @@ def live(folder: Path) -> Iterator[tuple[LiveNode, DemoPlugins]]:
         LiveNode(
             folder,
             place,
-            Setup(config, plugin_folders=(plugins.sockets,), reconcile_s=0.1),
+            Setup(config, plugins=PluginSettings((plugins.sockets,), reconcile_s=0.1)),
             {},
             written.sys,
             nri=True,
@@ -55,7 +56,7 @@ def live(folder: Path) -> Iterator[tuple[LiveNode, DemoPlugins]]:
 
 def test_the_border_of_the_proposals_pools_moves(live: tuple[LiveNode, DemoPlugins]) -> None:
     node, plugins = live
-    bodies = samples.role_pods({"pod1": ONLINE, "pod2": OFFLINE})
+    bodies = samples.of_plugins(by_role({"pod1": ONLINE, "pod2": OFFLINE}))
     pods = {pod.name: pod for pod in map(node.run_pod, bodies)}
     assert str(node.await_answer(pods["pod1"])) == "0-37,40-77"
     assert str(node.await_answer(pods["pod2"])) == "38-39,78-79"

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from cpupool.app import Agent
+from cpupool.agent.app import Agent
+from cpupool.agent.setup import Setup
 from cpupool.core.cpu_manager import TopologyPolicy
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import HostError, PodRefused
@@ -22,7 +23,7 @@ from cpupool.kubelet.checkpoint import CheckpointFile
 from cpupool.local.cgroups import Cgroups, EmulatedCgroups, RealCgroups
 from cpupool.local.cluster import EmbeddedCluster, EventLog
 from cpupool.local.node import SANDBOX, EmbeddedNode
-from cpupool.setup import Setup
+from cpupool.manager.manager import Manager
 from tests.loops import running
 from tests.machines import MACHINES
 from tests.waiting import DEADLINE_S, eventually
@@ -30,11 +31,11 @@ from tests.waiting import DEADLINE_S, eventually
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from cpupool.core.events import EventSink
     from cpupool.core.workloads import Pod
     from cpupool.enforce.sweep import SweepReport
     from cpupool.local.devices import Listing
     from cpupool.local.pods import ContainerProcess
-    from cpupool.manager.ports import EventSink
     from tests.machines import WrittenMachine
 
 POOLS = """
@@ -131,7 +132,7 @@ def living(
     config = folder / "config"
     config.mkdir()
     (config / "poolconfig-node.yaml").write_text(pools + "nodeSelector: {node: this}\n")
-    settings = Setup(config, cgroup_root=home.cgroup_root, interval_s=interval_s)
+    settings = Setup(config, interval_s=interval_s)
 
     def changed() -> None:
         agent.wake()
@@ -139,7 +140,14 @@ def living(
     with EmbeddedNode(folder, home, sysfs=sysfs, manager=manager, nri=nri, changed=changed) as node:
         cluster = EmbeddedCluster(node, {"node": "this"}, events or EventLog())
         machine = Sysfs.at(sysfs)
-        agent = Agent(settings, node.root, machine, lambda _metrics, _changed: cluster, observe)
+        agent = Agent(
+            Manager(),
+            settings,
+            node.root,
+            machine,
+            lambda _metrics, _changed: cluster,
+            observe=observe,
+        )
         agent.configure()
         with running(agent.run, wake=agent.wake):
             yield World(node, agent)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from cpupool.app import Agent
+    from cpupool.agent.app import Agent
     from tests.nri_runtime import FakeRuntime, Plugin
     from tests.scenarios.test_agent_process import World
 

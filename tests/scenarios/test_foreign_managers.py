@@ -21,7 +21,7 @@ from cpupool.api import resourceplugin_pb2 as api
 from cpupool.plugins.nic import BANDWIDTH
 from tests.processes import Process
 from tests.resource_plugins import REGISTRATION, SERVICE
-from tests.scenarios.test_seed_examples import EXAMPLE_3, MEMORY_BYTES, PROPOSED
+from tests.scenarios.seeds.test_qos_resource_manager import EXAMPLE_3, MEMORY_BYTES, PROPOSED
 from tests.waiting import DEADLINE_S, eventually
 
 if TYPE_CHECKING:

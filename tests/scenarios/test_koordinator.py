@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.machines import MACHINES
+from tests.machines import MACHINES, Machine
 from tests.scenarios.test_agent_process import living
 from tests.scenarios.test_mixed_cpus import Runtime
 
@@ -115,3 +115,79 @@ def test_others_have_left_before_an_owner_is_created(world: World, runtime: Fake
         moved = {update.container_id: update.linux.resources.cpu.cpus for update in answer.update}
         # The best-effort pod may stay.
         assert moved == {f"{nri.id_of(ls)}-again": "0-1,4-7"}
+
+
+LARGE = """
+pools:
+  default: {cpus: "0-23,32-55"}
+  exclusive_dpdk: {cpus: "24-31"}
+cpuManager: {policy: koordinator, reserved: "0,32"}
+"""
+
+
+def test_an_owner_has_as_many_cpus_as_the_scheduler_counts(folder: Path) -> None:
+    machine = Machine(sockets=2, cores=16, threads=2).write(folder)
+    own = {"cpu": "4", "memory": "2Gi"}
+    four = {"name": "main", "resources": {"limits": own}}
+    part = {"name": "main", "resources": {"limits": {"cpu": "3500m", "memory": "2Gi"}}}
+    bare = {"name": "main"}
+    assigned = {
+        "overhead": ("8-10,40-41", {"containers": [four], "overhead": {"cpu": "1"}}),
+        "parts": ("11-12,43-44", {"containers": [part], "overhead": {"cpu": "500m"}}),
+        "level": (
+            "13-14,45-46",
+            {"containers": [bare], "resources": {"requests": own, "limits": own}},
+        ),
+    }
+    with living(folder, machine, {}) as world:
+        world.mount.show(worker=LARGE)
+        with world.agent():
+            for name, (cpus, spec) in assigned.items():
+                metadata = {
+                    "name": name,
+                    "labels": {CLASS: "LSR"},
+                    "annotations": {STATUS: json.dumps({"cpuset": cpus})},
+                }
+                world.node.run_pod({"kind": "Pod", "metadata": metadata, "spec": spec})
+            owned = {
+                f"{name}/{part}": cpus
+                for name, (cpus, _) in assigned.items()
+                for part in ("", "main")
+            }
+            world.await_containers(owned)
+
+
+def test_a_pod_that_breaks_a_rule_is_served_and_told(world: World) -> None:
+    limits = {"cpu": "2", "memory": "1Gi"}
+    unequal = {"limits": limits, "requests": {**limits, "memory": "512Mi"}}
+    fraction = {"limits": {**limits, "cpu": "1500m"}}
+    spec = "scheduling.koordinator.sh/resource-spec"
+    unknown = json.dumps({"preferredCPUBindPolicy": "FullPCPUsOnly"})
+    pods: list[tuple[str, str, Any, dict[str, str]]] = [
+        ("lse", "LSE", unequal, {}),
+        ("fraction", "LSE", fraction, {}),
+        ("lsr", "LSR", {"limits": limits}, {spec: unknown, STATUS: json.dumps({"cpuset": "6-7"})}),
+        ("typo", "LSX", {"limits": limits}, {}),
+        ("none", "LSR", {"limits": limits}, {spec: json.dumps({"preferredCPUBindPolicy": "None"})}),
+    ]
+    with world.agent():
+        for name, qos, resources, annotations in pods:
+            metadata = {"name": name, "labels": {CLASS: qos}, "annotations": annotations}
+            containers = [{"name": "main", "resources": resources}]
+            world.node.run_pod(
+                {"kind": "Pod", "metadata": metadata, "spec": {"containers": containers}}
+            )
+        shared = dict.fromkeys(("fraction", "typo", "none"), "0,3-5")
+        placed = {"lse": "1-2", "lsr": "6-7", **shared}
+        world.await_containers(
+            {f"{name}/{part}": cpus for name, cpus in placed.items() for part in ("", "main")}
+        )
+
+        told = {
+            "lse": ("CPUClassIrregular", "requests '512Mi' of memory and has the limit '1Gi'"),
+            "fraction": ("CPUClassIrregular", "this one requests 1500m and shares"),
+            "lsr": ("CPUAnnotationUnreadable", "preferredCPUBindPolicy 'FullPCPUsOnly'"),
+            "typo": ("CPUAnnotationUnreadable", "is 'LSX'; write one of LSE, LSR, LS"),
+        }
+        for name, (reason, said) in told.items():
+            assert said in world.await_event(reason, name)

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from cpupool import cli
 from tests.scenarios import test_koordinator
 from tests.scenarios.test_koordinator import right, run
-from tests.unit import test_app
+from tests.unit.agent import test_app
 from tests.waiting import eventually
 
 if TYPE_CHECKING:
     import pytest
 
-    from cpupool.app import Agent
+    from cpupool.agent.app import Agent
     from tests.scenarios.test_agent_process import World
 
 world = test_koordinator.world

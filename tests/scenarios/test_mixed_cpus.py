@@ -4,31 +4,37 @@ from __future__ import annotations
 
 import copy
 import json
+import re
+import shlex
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import yaml
 
 from cpupool.api import nri_pb2
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import PodRefused
 from cpupool.core.names import ENABLE_SHARED_CPUS, Names
+from tests.guides import blocks
 from tests.machines import MACHINES
 from tests.nri_pods import Container
 from tests.nri_pods import Pod as NRIPod
 from tests.nri_runtime import FakeRuntime, Plugin
+from tests.scenarios import test_demo
 from tests.scenarios.test_agent_process import living
 from tests.waiting import DEADLINE_S, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
     from cpupool.core.workloads import Pod
     from tests.scenarios.test_agent_process import World
 
+GUIDE = (Path(__file__).parents[2] / "docs/user/mixed-cpus.md").read_text()
 RESOURCE = "workload.openshift.io/enable-shared-cpus"
 OFF = """
 pools:
@@ -214,6 +220,44 @@ def test_more_containers_than_an_edit_allows_keep_what_they_have(world: World) -
         world.await_containers({"web/": "0-1", "web/main": "2,6-7", "web/other": "3,6-7"})
         with pytest.raises(PodRefused, match="0 free of 2"):
             run(world, "late", main=MIXED)
+
+
+@pytest.mark.parametrize("nri", [True, False])
+def test_shared_cpus_are_added_to_those_of_our_own_static_policy(folder: Path, nri: bool) -> None:
+    (_, _, _, pools, resources) = blocks(GUIDE, "yaml")
+    container = {"name": "main", **yaml.safe_load(resources)}
+    machine = MACHINES["arm_no_smt"].write(folder)
+    with living(folder, machine, {}, nri=nri) as world, world.agent_here():
+        world.mount.show(node=pools)
+        await_units(world, 256)
+        world.node.run_pod(
+            {"kind": "Pod", "metadata": {"name": "web"}, "spec": {"containers": [container]}}
+        )
+
+        world.await_containers({"web/": "0-1,6-15", "web/main": "2-5"})
+        shared = {"SHARED_CPUS": "2-3", "OPENSHIFT_SHARED_CPUS": "2-3"}
+        own = {"EXCLUSIVE_CPUS": "4-5", "OPENSHIFT_ISOLATED_CPUS": "4-5"}
+        assert environment(world, "web") == ({**shared, **own} if nri else shared)
+
+
+@test_demo.two_cpus
+def test_the_demo_of_the_guide_runs_a_container_with_both_kinds_of_cpus(folder: Path) -> None:
+    (shown,) = (block for block in blocks(GUIDE, "sh") if "cpupool demo" in block)
+    ((name, manifest, calls),) = re.findall(
+        r"cat > (\S+) <<'EOF'\n(.*)^EOF\n(.*)", shown, re.DOTALL | re.MULTILINE
+    )
+    (folder / name).write_text(manifest)
+    (words,) = (shlex.split(line) for line in calls.splitlines())
+    assert words == ["cpupool", "demo", "--pods", name]
+    (folder / "tmp").mkdir()
+
+    process = test_demo.demo(folder / "tmp", "--pods", str(folder / name), "--json")
+    printed, complaints = process.communicate(timeout=DEADLINE_S)
+
+    assert (process.returncode, complaints) == (0, "")
+    found = {row["name"]: row["given"] for row in json.loads(printed)["processes"]}
+    assert re.fullmatch(r"EXCLUSIVE_CPUS=\d+, SHARED_CPUS=[\d,-]+", found["mixed/main"])
+    assert test_demo.left_behind(folder / "tmp", process.pid) == []
 
 
 SHARED = 'pools:\n  shared_mixed: {cpus: "6-7"}\nnodeSelector: {role: worker}\n'

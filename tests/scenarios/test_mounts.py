@@ -201,7 +201,8 @@ def test_the_example_of_the_page_follows_the_pool_in_a_container(world: World) -
     folder = world.node.root.state / "pools/shared_b"
     with world.agent():
         eventually((folder / "cpus.json").exists, "the files")
-        python = (sys.executable, "-u", "-c", example)
+        # It writes to a pipe, as without a terminal. -E ignores the machine's PYTHONUNBUFFERED.
+        python = (sys.executable, "-E", "-c", example)
         with Process(*_CONTAINER, folder, inside, *python).collecting() as reader:
             reader.await_line("generation 1: 6-7")
             edit(world, 0b100)

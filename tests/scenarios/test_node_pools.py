@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 from cpupool import cli
 from cpupool.kube import views
-from cpupool.policies.load_sizing import PERIOD_S
-from cpupool.wire.katalyst import RECLAIMED_MILLI
+from cpupool.plugins.load_sizing import PERIOD_S
+from cpupool.policies.qrm.katalyst import RECLAIMED_MILLI
+from tests.scenarios.seeds.test_qos_resource_manager import ALL, configure, memory, plugins, world
 from tests.scenarios.test_node_resources import WRITES, ours, path
 from tests.scenarios.test_pools_by_load import Load, plugin
 from tests.scenarios.test_resource_plugins import (
@@ -19,7 +20,6 @@ from tests.scenarios.test_resource_plugins import (
     served,
     started,
 )
-from tests.scenarios.test_seed_examples import ALL, configure, memory, plugins, world
 from tests.waiting import eventually
 
 if TYPE_CHECKING:

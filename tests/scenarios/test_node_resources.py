@@ -12,7 +12,7 @@ from cpupool.kube import views
 from tests.machines import MACHINES
 from tests.scenarios.test_agent_process import living
 from tests.scenarios.test_resource_plugins import POOLS, Plugin, agent, run
-from tests.unit.roles.test_plugin_offers import ASKED, offer
+from tests.unit.qrm.plugin_rounds.test_offers import ASKED, offer
 from tests.waiting import eventually
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from cpupool import cli
-from cpupool.manager.ports import Writer
+from cpupool.core.cgroups import Writer
 from tests.machines import MACHINES
 from tests.scenarios import test_agent_process
 from tests.scenarios.test_agent_process import POOLS

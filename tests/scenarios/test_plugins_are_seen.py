@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import threading
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
 
 from cpupool import cli
-from cpupool.api.podresources_pb2 import ListPodResourcesRequest
+from cpupool.api import resourceplugin_pb2 as api
+from cpupool.api.podresources_pb2 import AllocatableResourcesRequest, ListPodResourcesRequest
 from cpupool.api.podresources_pb2_grpc import PodResourcesListerStub
 from cpupool.api.resourceplugin_pb2 import ResourceAllocationInfo
 from tests.machines import MACHINES
@@ -30,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from cpupool.api.podresources_pb2 import PodResources
+    from cpupool.api.podresources_pb2 import AllocatableResourcesResponse, PodResources
     from tests.scenarios.test_agent_process import World
 
 NIC = "example.com/nic"
@@ -45,14 +48,27 @@ def plugged(folder: Path) -> Iterator[World]:
         yield world
 
 
-def listed(world: World) -> dict[str, PodResources]:
-    """Ask the agent for the pods' resources, by the pods' names."""
+@contextmanager
+def podresources(world: World) -> Iterator[PodResourcesListerStub]:
     socket = world.folder / "var/lib/katalyst/pod-resources/kubelet.sock"
     with grpc.insecure_channel(f"unix:{socket}") as channel:
-        answer = PodResourcesListerStub(channel).List(
-            ListPodResourcesRequest(), timeout=DEADLINE_S, wait_for_ready=True
-        )
+        yield PodResourcesListerStub(channel)
+
+
+def listed(world: World) -> dict[str, PodResources]:
+    """Ask the agent for the pods' resources, by the pods' names."""
+    with podresources(world) as stub:
+        answer = stub.List(ListPodResourcesRequest(), timeout=DEADLINE_S, wait_for_ready=True)
     return {pod.name: pod for pod in answer.pod_resources}
+
+
+def allocatable(world: World) -> AllocatableResourcesResponse:
+    """Ask the agent what the node has."""
+    with podresources(world) as stub:
+        found: AllocatableResourcesResponse = stub.GetAllocatableResources(
+            AllocatableResourcesRequest(), timeout=DEADLINE_S, wait_for_ready=True
+        )
+    return found
 
 
 def resources(world: World, name: str) -> dict[str, tuple[float, dict[int, float]]]:
@@ -83,6 +99,89 @@ def test_a_third_partys_resource_is_among_the_pods_resources(plugged: World) -> 
         has = {"cpu": (2.0, {0: 2.0}), NIC: (1.0, {0: 1.0})}
         eventually(lambda: resources(plugged, "web") == has, lambda: str(listed(plugged)))
         assert listed(plugged)["web"].pod_role == "online"
+
+
+class NICPlugin(Plugin):
+    """A third party's plugin that says which NIC a container has, and which the node has."""
+
+    def __init__(self, world: World, name: str = "eth0") -> None:
+        super().__init__(world, NIC)
+        places = [api.TopologyAwareQuantity(resource_value=1.0, name=name, type="NIC")]
+        each = api.TopologyAwareResource(
+            aggregated_quantity=1.0, topology_aware_quantity_list=places
+        )
+        self.says = api.GetTopologyAwareResourcesResponse(
+            container_topology_aware_resources=api.ContainerTopologyAwareResources(
+                allocated_resources={NIC: each}
+            )
+        )
+        self.answers("GetTopologyAwareResources", self.says)
+        stock = api.AllocatableTopologyAwareResource(
+            aggregated_allocatable_quantity=1.0, topology_aware_allocatable_quantity_list=places
+        )
+        self.answers(
+            "GetTopologyAwareAllocatableResources",
+            api.GetTopologyAwareAllocatableResourcesResponse(allocatable_resources={NIC: stock}),
+        )
+        self.gives = {"web": ResourceAllocationInfo(allocated_quantity=1.0)}
+
+
+def nics(world: World) -> list[str]:
+    """Return the names of the NICs of the pod `web`, by podresources."""
+    pods = listed(world)
+    return [
+        place.name
+        for container in (pods["web"].containers if "web" in pods else ())
+        for each in container.resources
+        if each.resource_name == NIC
+        for place in each.topology_aware_quantity_list
+    ]
+
+
+def stock(world: World) -> list[str]:
+    """Return the names of the node's NICs, by podresources."""
+    return [
+        place.name
+        for each in allocatable(world).resources
+        for place in each.topology_aware_allocatable_quantity_list
+    ]
+
+
+def test_a_nic_has_a_name_whatever_becomes_of_its_plugin(plugged: World) -> None:
+    def has(name: str) -> None:
+        eventually(lambda: nics(plugged) == [name], lambda: str(listed(plugged)))
+        eventually(lambda: stock(plugged) == [name], lambda: str(allocatable(plugged)))
+
+    end = threading.Event()
+
+    def mute(_request: bytes) -> bytes:
+        end.wait(DEADLINE_S)
+        return b""
+
+    asked = {"GetTopologyAwareResources", "GetTopologyAwareAllocatableResources"}
+    with Plugin(plugged) as cpu, asked_by_the_runtime(plugged) as process:
+        cpu.gives = {"web": cpus("1-2"), "other": cpus("1-2")}
+        with NICPlugin(plugged) as plugin:
+            served(process, f"cpu,{NIC}")
+            web = plugged.node.run_pod(body("web", {}, cpu="2", **{NIC: "1"}))
+            started(plugged, web)
+            has("eth0")
+            # It lies, and then it hangs: its last words stand, and the kubelet's part is there.
+            for each in plugin.says.container_topology_aware_resources.allocated_resources.values():
+                each.topology_aware_quantity_list[0].resource_value = float("nan")
+            plugin.answers("GetTopologyAwareResources", plugin.says)
+            has("eth0")
+            plugin.replies |= dict.fromkeys(asked, mute)
+            has("eth0")
+            # While it hangs there, it is asked what it decides.
+            plugin.gives["other"] = plugin.gives["web"]
+            other = plugged.node.run_pod(body("other", {}, cpu="2", **{NIC: "1"}))
+            started(plugged, other)
+            end.set()
+        # It is dead.
+        has("eth0")
+        with NICPlugin(plugged, "eth1"):
+            has("eth1")
 
 
 def test_the_status_names_plugins_answers_and_a_plugin_that_is_away(

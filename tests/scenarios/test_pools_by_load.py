@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from cpupool import cli
-from cpupool.core.plugin_config import Aims
-from cpupool.policies.load_sizing import PERIOD_S
+from cpupool.plugins.config import Aims
+from cpupool.plugins.load_sizing import PERIOD_S
 from tests.clocked import CLOCK
 from tests.processes import Process
+from tests.scenarios.seeds.test_qos_resource_manager import ALL, configure, of_role, world
 from tests.scenarios.test_resource_plugins import asked_by_the_runtime, right, served, started
-from tests.scenarios.test_seed_examples import ALL, configure, of_role, world
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,19 +1,21 @@
 """Plugins of the QoS Resource Manager on a node: they decide, and an agent process enforces.
 
-The test plan of the QRM proposal, and where each line is shown; `roles` is tests/unit/roles:
+The test plan of the QRM proposal, and where each line is shown:
 
 * a plugin that listens is discovered: `test_a_plugin_that_listens_is_discovered_and_answers`
-  (roles/test_resource_manager.py); one that calls: `test_a_plugin_registers_at_the_door`;
+  (unit/qrm/test_resource_manager.py); one that calls: `test_a_plugin_registers_at_the_door`;
 * the resources of a container are those of its answers:
   `test_a_container_is_created_with_the_memory_of_its_answer` and
-  `test_variables_and_annotations_come_at_the_creation` (roles/nri_plugin/test_plugin_answers.py);
+  `test_variables_and_annotations_come_at_the_creation` (unit/runtime/nri/plugin);
 * plugins allocate, and prefer NUMA nodes: `test_a_plugin_says_which_cpus_containers_have`, and
-  `test_hints_come_first_and_their_merger_goes_with_the_request` (roles/test_plugin_admitter.py);
+  `test_hints_come_first_and_their_merger_goes_with_the_request` (unit/qrm/plugin_admitter);
 * a reconcile updates cgroups: `test_a_plugin_moves_a_container_that_runs`;
-* answers are stored and resumed: tests/unit/wire/test_answer_record.py,
+* answers are stored and resumed: tests/unit/qrm/test_answer_record_codec.py,
   `test_a_killed_agent_and_a_dead_plugin_leave_every_container_where_it_is`, and at each step
   test_plugin_deaths.py;
-* podresources have the resources of plugins: test_plugins_are_seen.py.
+* podresources have what plugins say, allocated and allocatable: test_plugins_are_seen.py; with our
+  own plugin for NICs: `test_example_3_pods_on_a_node_share_the_nic_near_it`
+  (seeds/test_qos_resource_manager.py).
 """
 
 from __future__ import annotations
@@ -41,9 +43,9 @@ from cpupool.api.resourceplugin_pb2 import (
     ResourceRequest,
 )
 from cpupool.api.resourceplugin_pb2_grpc import RegistrationStub
-from cpupool.core.resource_plugins import Answer, Given
+from cpupool.core.plugin_facts import Answer, Given
 from cpupool.core.workloads import ContainerRef
-from cpupool.host.answer_record import AnswerRecord
+from cpupool.qrm.answer_record import AnswerRecord
 from tests.machines import MACHINES
 from tests.processes import Process
 from tests.resource_plugins import PluginDouble, Refusal
@@ -98,7 +100,6 @@ class Plugin(PluginDouble):
         folder.mkdir(parents=True, exist_ok=True)
         name = resource.rpartition("/")[2]
         super().__init__(folder / f"{name}.sock", resource, **options)
-        self.resource = resource
         self.gives: dict[str, ResourceAllocationInfo | Refusal] = {}
         self.known: dict[str, dict[str, ResourceAllocation]] = {}
         self.lists = threading.Lock()

@@ -1,8 +1,8 @@
 """Plugins, manager and runtime are killed between two steps of the proposal's examples.
 
-Whatever dies, the node ends as in test_seed_examples.py, where nothing dies. The manager is the
-agent. Pods require it, so that no container is created while it is away; those with CPUs of their
-own are of dedicated cores, so that none is created without its plugins' answers.
+Whatever dies, the node ends as in seeds/test_qos_resource_manager.py, where nothing dies. The
+manager is the agent. Pods require it, so that no container is created while it is away; those with
+CPUs of their own are of dedicated cores, so that none is created without its plugins' answers.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ import pytest
 
 from cpupool.core.names import REQUIRED_PLUGINS
 from cpupool.core.workloads import ContainerRef
+from cpupool.plugins import state_codec
 from cpupool.plugins.nic import BANDWIDTH
-from cpupool.wire import answer_record, plugin_state
+from cpupool.qrm import answer_record_codec
 from tests import dying
 from tests.processes import Process
-from tests.scenarios.test_node_pools import BOUND
-from tests.scenarios.test_resource_plugins import QOS, environment, right, run, started
-from tests.scenarios.test_seed_examples import (
+from tests.scenarios.seeds.test_qos_resource_manager import (
     ALL,
     EXAMPLE_1,
     EXAMPLE_2,
@@ -35,12 +34,14 @@ from tests.scenarios.test_seed_examples import (
     world,
     write_nics,
 )
+from tests.scenarios.test_node_pools import BOUND
+from tests.scenarios.test_resource_plugins import QOS, environment, right, run, started
 from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from cpupool.core.resource_plugins import Given
+    from cpupool.core.plugin_facts import Given
     from cpupool.core.workloads import Pod
     from tests.scenarios.test_agent_process import World
 
@@ -328,7 +329,7 @@ def own(role: str) -> Mapping[str, str]:
 
 def has_memory(world: World, *pods: Pod) -> bool:
     """Return whether the agent has an answer about the memory of each pod."""
-    record = answer_record.parse(world.node.root.answers.read_bytes())
+    record = answer_record_codec.parse(world.node.root.answers.read_bytes())
     return all("memory" in record.get(ContainerRef(pod.uid, "main"), {}) for pod in pods)
 
 
@@ -343,10 +344,10 @@ def memories(world: World) -> Mapping[str, str]:
 
 def agree(world: World, *plugins: str) -> Mapping[ContainerRef, Mapping[str, Given]]:
     """Return the agent's record, after each plugin's state is seen to have the same containers."""
-    record = answer_record.parse(world.node.root.answers.read_bytes())
+    record = answer_record_codec.parse(world.node.root.answers.read_bytes())
     for name in plugins:
         path = world.folder / f"var/lib/cpupool/plugins/{name}.json"
-        held = plugin_state.parse(path.read_bytes()).held.values()
+        held = state_codec.parse(path.read_bytes()).held.values()
         served = {(one.question.container, one.question.resource) for one in held}
         resources = {resource for _, resource in served}
         known = {(ref, each) for ref, given in record.items() for each in resources & given.keys()}

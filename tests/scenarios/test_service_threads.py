@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cpupool import supervisor
-from cpupool.admission.rules import Rules
 from cpupool.cli import main
 from cpupool.commands import certs
 from cpupool.commands import webhook as command
-from cpupool.https import server as https
 from cpupool.kube.client import APIServer
 from cpupool.kube.config_map import CONFIG_MAP_WATCH, ConfigMapName
-from cpupool.roles.webhook import NAME, SERVER, Webhook, WebhookSettings
+from cpupool.loops import supervisor
 from cpupool.telemetry.health import Health
 from cpupool.telemetry.metrics import WebhookMetrics
 from cpupool.telemetry.server import TelemetryServer
+from cpupool.webhook.admission.rules import Rules
+from cpupool.webhook.https import server as https
+from cpupool.webhook.service import NAME, SERVER, Webhook, WebhookSettings
 from tests.apiserver import FakeAPIServer
 from tests.scenarios.certs.objects import WATCHED, fill
 from tests.scenarios.test_threads import MAIN, Victim

@@ -18,9 +18,9 @@ from cpupool.core.devices import advertised
 from cpupool.core.errors import PodRefused
 from cpupool.core.names import Names, pool_variable
 from cpupool.core.workloads import Container, ContainerKind, ContainerRef, PodUID
-from cpupool.local import simulation, workload
 from cpupool.local.cgroups import EmulatedCgroups
 from cpupool.policies.built_in import assignable
+from cpupool.simulate import simulation, workload
 from tests.machines import MACHINES
 from tests.scenarios import test_embedded_node
 from tests.scenarios.test_agent_process import living
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from cpupool.core.pools import NodePools
     from cpupool.core.topology import CPUTopology
     from cpupool.core.workloads import Pod
-    from cpupool.local.simulation import SimulationResult
-    from cpupool.local.workload import Event
+    from cpupool.simulate.simulation import SimulationResult
+    from cpupool.simulate.workload import Event
     from tests.scenarios.test_embedded_node import World
 
 TELCO = """

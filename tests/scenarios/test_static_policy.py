@@ -17,7 +17,7 @@ from cpupool.core.cpuset import CPUSet
 from tests.machines import MACHINES
 from tests.pods import resized
 from tests.scenarios.test_agent_process import APPLIED, living
-from tests.unit import test_app
+from tests.unit.agent import test_app
 from tests.waiting import eventually
 
 if TYPE_CHECKING:

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cpupool.commands import agent_pod
+from cpupool.commands.shell import agent_pod
 from cpupool.kube.resources import PODS
 from cpupool.manager.status_json import to_json
 from tests.apiserver.executions import Execution
 from tests.kubeconfigs import Login, login
 from tests.machines import MACHINES
-from tests.unit.commands.test_agent_pod import RUNNING, agent
+from tests.unit.commands.shell.test_agent_pod import RUNNING, agent
 from tests.unit.commands.test_status import RIGHT, WRONG
 from tests.waiting import DEADLINE_S
 

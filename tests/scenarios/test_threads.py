@@ -16,18 +16,20 @@ from typing import TYPE_CHECKING
 import grpc
 import pytest
 
-from cpupool import supervisor
+from cpupool.agent import pod_failer
+from cpupool.agent.app import Agent
+from cpupool.agent.changes import Change
 from cpupool.api.deviceplugin_pb2 import Empty
 from cpupool.api.deviceplugin_pb2_grpc import DevicePluginStub
-from cpupool.app import Agent
-from cpupool.supervisor import LoopFailed
+from cpupool.loops import supervisor
+from cpupool.loops.supervisor import LoopFailed
+from cpupool.loops.threads import SILENT_S, OwnedThread, ThreadFailed
 from cpupool.telemetry.health import Health
-from cpupool.threads import SILENT_S, OwnedThread, ThreadFailed
 from tests.kubelets import dial
 from tests.machines import MACHINES
 from tests.processes import Process
 from tests.scenarios.test_agent_process import NODE, POOLS, living
-from tests.unit.test_app import get
+from tests.unit.agent.test_app import get
 from tests.victim import CONTROLLER
 from tests.waiting import DEADLINE_S, eventually
 
@@ -299,11 +301,13 @@ def test_a_loop_that_hangs_is_named_by_the_probe(
         world.await_pool("exclusive_a", 4)
 
         def failing() -> set[str]:
-            for signal in (agent._signals.cluster, agent._signals.pools, agent._signals.readiness):
-                signal()
+            for change in (Change.CLUSTER, Change.POOLS, Change.READINESS):
+                agent._signals.tell(change)
             agent._cluster.wake()
             agent._reporter.wake()
-            agent._memory_keeper.wake()
+            agent._enforcement.memory_keeper.wake()
+            # No sweep wakes the pod failer of a node whose pods never fail.
+            agent._cluster_writers[pod_failer.NAME].wake()
             lines = get(agent, "/healthz")[1].splitlines()
             return {line.partition(":")[0] for line in lines if ": failing: silent for" in line}
 

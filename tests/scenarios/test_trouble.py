@@ -12,13 +12,13 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.kubelet.checkpoint import CheckpointFile
 from tests.scenarios import test_agent_process
 from tests.scenarios.test_agent_process import POOLS
-from tests.unit.test_app import get
+from tests.unit.agent.test_app import get
 from tests.waiting import eventually
 
 if TYPE_CHECKING:
     import pytest
 
-    from cpupool.app import Agent
+    from cpupool.agent.app import Agent
     from tests.scenarios.test_agent_process import World
 
 world = test_agent_process.world

@@ -15,10 +15,9 @@ import yaml
 
 from cpupool.api.deviceplugin_pb2 import AllocateResponse, ContainerAllocateResponse
 from cpupool.core.cpuset import CPUSet
-from cpupool.kube import views
 from cpupool.wire import kubelet_checkpoint
 from cpupool.wire.kubelet_checkpoint import Generation
-from tests import testdata
+from tests import pods, testdata
 from tests.machines import MACHINES
 from tests.plugins import AnyPlugin
 from tests.scenarios.test_agent_process import living
@@ -118,7 +117,7 @@ def world(folder: Path) -> Iterator[World]:
     with living(folder, machine, {"nodeType": "controller"}) as world:
         world.mount.show(**texts)
         with cpu_pooler(world):
-            for body in views.pods_from_text("pods", f"{sample}\n---\n{PODS}"):
+            for body in pods.bodies("pods", f"{sample}\n---\n{PODS}"):
                 world.node.run_pod(body)
             for name, cpus in {**RIGHT, **WRONG}.items():
                 world.tree.write(world.path(*name.split("/")), CPUSet.parse(cpus))

@@ -15,12 +15,13 @@ import pytest
 from cpupool.core.cpuset import CPUSet
 from cpupool.local import cgroups
 from cpupool.local.node import EmbeddedNode
-from cpupool.wire import starter_argv
+from cpupool.webhook.admission import starter_argv
 from tests.apiserver import FakeAPIServer
 from tests.machines import Machine
 from tests.mounts import Mount
 from tests.scenarios.test_agent_process import NODE, World
 from tests.starter.containers import Containers, Started, ended, needs_namespaces
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -56,8 +57,16 @@ class Node:
         with self.world.agent(*options):
             yield
 
-    def start(self, pod: Pod, before: Sequence[str | Path] = ()) -> tuple[Started, ...]:
-        """Let the starter be the first process of a pod's container, and tell what it started."""
+    def start(
+        self, pod: Pod, before: Sequence[str | Path] = (), *, affinity: str = "0-1"
+    ) -> tuple[Started, ...]:
+        """Let the starter be the first process of a pod's container, and tell what it started.
+
+        Args:
+            pod: the pod.
+            before: a command that runs it.
+            affinity: what the container runtime hands down.
+        """
         mounts = {
             path: self.world.folder / host.lstrip("/")
             for path, host in self.world.mounts(pod).items()
@@ -71,7 +80,12 @@ class Node:
         state = self.world.node.root.state
         with Containers(mounts["/opt/cpupool/process-starter"], state) as containers:
             assert set(containers.pools.iterdir()) == set(mounts.values()) - {containers.starter}
-            started = containers.start(argv, environment, before=(*before, *enter))
+            started = containers.start(argv, environment, cpus=affinity, before=(*before, *enter))
+            # In the cgroup, which the agent may still narrow, taskset(1) could fail.
+            eventually(
+                lambda: CPUSet(os.sched_getaffinity(started.pid)) == CPUSet.parse(affinity),
+                "the affinity that the runtime hands down",
+            )
             self._place.enter(process.instance.cgroup, started.pid)
             assert started.stdin
             started.stdin.write(b"\n")
@@ -153,3 +167,7 @@ def test_a_container_of_two_pools_gets_two_replies_that_agree(node: Node) -> Non
         assert all(first[path] == second[path] for path in first.keys() & second.keys())
         assert {*first, *second} == {"/opt/cpupool/process-starter", "/run/cpupool/shared_a"}
         assert node.start(pod) == node.on("0-1")
+        # As under a runtime with `CPUAffinity=0`.
+        world.node.restart_container(pod.uid, "main")
+        world.await_cpus(mixed="0-1")
+        assert node.start(pod, affinity="0") == node.on("0-1")

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from hypothesis import HealthCheck, example, given
 from hypothesis import strategies as st
 
-from cpupool.admission.review import answer
-from cpupool.admission.rules import Rules
+from cpupool.webhook.admission.review import answer
+from cpupool.webhook.admission.rules import Rules
 from tests.pods import container, expanded, pod, process, review, stored
 from tests.searching import examples
 from tests.starter.containers import Containers

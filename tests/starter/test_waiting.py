@@ -61,10 +61,15 @@ def _start_in(
     containers: Containers,
     argv: Sequence[str | Path],
     environment: Mapping[str, str],
+    *,
+    cpus: str = "0-1",
 ) -> subprocess.Popen[bytes]:
     """Start a container whose first process is in its cgroup before it becomes the starter."""
     enter = ("sh", "-c", 'read -r _ && exec "$@"', "sh")
-    process = containers.start(argv, environment, before=enter)
+    process = containers.start(argv, environment, cpus=cpus, before=enter)
+    # taskset(1) cannot set an affinity outside the cpuset.
+    comm = Path(f"/proc/{process.pid}/comm")
+    eventually(lambda: comm.read_text() == "sh\n", "the affinity is set")
     cgroups.enter(name, process.pid)
     assert process.stdin
     process.stdin.write(b"\n")
@@ -106,19 +111,22 @@ def test_a_process_on_all_of_its_cpus_follows_a_pool_that_grows(
     eventually(lambda: os.sched_getaffinity(process.pid) == {0, 1}, "it may run on both")
 
 
+@pytest.mark.real_cgroup
 def test_every_process_is_pinned_before_its_first_instruction(
-    containers: Containers, report: Path
+    cgroups: RealCgroups, containers: Containers, report: Path
 ) -> None:
+    cgroups.make("c")
+    _cpuset(cgroups, "c", "0")
     wheres = ["CPUPOOL_CPUS_B:1", "CPUPOOL_CPUS_A:1", "all:0"]
     argv: list[str | Path] = ["--exclusive", "CPUPOOL_CPUS_A", "--exclusive", "CPUPOOL_CPUS_B"]
     for number, where in enumerate(wheres):
         argv += ["--process", f"{number}:{where}:1", report]
     variables = {"CPUPOOL_CPUS_A": "1", "CPUPOOL_CPUS_B": "0"}
-    process = containers.start(argv, variables, cpus="0")
+    process = _start_in(cgroups, "c", containers, argv, variables)
     await_starter(process, containers.starter)
     tracer = Tracer.attach(process.pid)
     assert tracer.is_waiting()
-    os.sched_setaffinity(process.pid, set(BOTH))
+    _cpuset(cgroups, "c", "0-1")
     assert list(tracer.cpus_at_exec()) == [CPUSet.of(0), ONE, BOTH]
     assert len(ended(process).started) == 3
 
@@ -136,13 +144,61 @@ def test_processes_are_pinned_within_a_cpuset(
         "1:EXCLUSIVE_CPUS:1:1",
         report,
     ]
-    process = containers.start(argv, {"EXCLUSIVE_CPUS": "0-1"}, cpus="0")
+    _cpuset(cgroups, "c", "0")
+    process = _start_in(cgroups, "c", containers, argv, {"EXCLUSIVE_CPUS": "0-1"})
     await_starter(process, containers.starter)
-    cgroups.enter("c", process.pid)
-    # Where the kernel remembers the affinity that it began with, the cpuset does not undo it.
-    os.sched_setaffinity(process.pid, set(BOTH))
+    _cpuset(cgroups, "c", "0-1")
     found = {one.cpus for one in ended(process).started}
     assert found == {CPUSet.of(0), ONE}
+
+
+def test_an_affinity_of_the_runtime_is_dropped_for_the_application_and_its_children(
+    containers: Containers, report: Path
+) -> None:
+    """As a runtime with `CPUAffinity=0` hands it down."""
+    argv: list[str | Path] = ["--exclusive", "CPUPOOL_CPUS_A", "--", "sh", "-c", f"{report}; true"]
+    variables = {"CPUPOOL_CPUS_A": "1", "SHARED_CPUS": "0"}
+    found = containers.run(argv, variables, cpus="0", timeout_s=0)
+    assert (found.status, found.started) == (0, (Started(BOTH, (str(report),)),))
+
+
+@pytest.mark.real_cgroup
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        pytest.param("1", "0-1", id="the affinity had no CPU of the cpuset"),
+        pytest.param("0-1", "1", id="the affinity had a part of it"),
+    ],
+)
+def test_a_dropped_affinity_does_not_come_back_with_the_next_cpuset(
+    cgroups: RealCgroups, containers: Containers, before: str, after: str
+) -> None:
+    cgroups.make("c")
+    _cpuset(cgroups, "c", before)
+    argv = ["--", "sleep", "1000"]
+    process = _start_in(cgroups, "c", containers, argv, {"SHARED_CPUS": before}, cpus="0")
+    name = Path(f"/proc/{process.pid}/comm")
+    eventually(lambda: name.read_text() == "sleep\n", "the application runs")
+    assert os.sched_getaffinity(process.pid) == set(CPUSet.parse(before))
+    for cpus in (after, before):
+        _cpuset(cgroups, "c", cpus)
+        eventually(
+            lambda cpus=cpus: os.sched_getaffinity(process.pid) == set(CPUSet.parse(cpus)),  # type: ignore[misc]
+            f"it may run on {cpus}",
+        )
+
+
+@pytest.mark.real_cgroup
+def test_a_cpuset_that_is_too_small_is_no_affinity(
+    cgroups: RealCgroups, containers: Containers, report: Path
+) -> None:
+    cgroups.make("c")
+    _cpuset(cgroups, "c", "0")
+    argv: list[str | Path] = ["--", report]
+    variables = {"EXCLUSIVE_CPUS": "0-1", "CPUPOOL_START_TIMEOUT": "0"}
+    found = ended(_start_in(cgroups, "c", containers, argv, variables, cpus="0"))
+    assert (found.status, found.started) == (125, ())
+    assert "expected 0-1, found 0; likely cause: the cpuset of a cgroup above" in found.stderr
 
 
 def test_the_pool_may_change_while_the_starter_waits(containers: Containers, report: Path) -> None:

@@ -15,7 +15,7 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.host.cgroupfs import CgroupFS, CgroupVersion, hierarchy
 from cpupool.host.root import HostRoot
 from cpupool.local.cgroups import RealCgroups
-from cpupool.wire.orchestration import QOS_CLASS, RESOURCE_SPEC, RESOURCE_STATUS
+from cpupool.policies.koordinator.pod_annotations import QOS_CLASS, RESOURCE_SPEC, RESOURCE_STATUS
 from tests.scenarios.test_embedded_node import living
 from tests.throttling import spinning
 from tests.vm.guest_node import directory, nested, version

@@ -22,6 +22,7 @@ from cpupool.core.pools import NodePools, Pool
 from cpupool.core.workloads import ContainerID
 from cpupool.enforce.apply import bring
 from cpupool.enforce.load_balancing import LoadBalancingGoal
+from cpupool.enforce.ports import Partition
 from cpupool.enforce.repair import Keeper
 from cpupool.host import kernel
 from cpupool.host.cgroupfs import CgroupFS, hierarchy
@@ -30,7 +31,6 @@ from cpupool.host.root import HostRoot
 from cpupool.host.sysfs import Sysfs
 from cpupool.local.cgroups import RealCgroups
 from cpupool.manager.manager import Manager
-from cpupool.manager.ports import Partition
 from tests import builders
 from tests.scenarios.test_embedded_node import living, manifest
 from tests.vm.inside import runs_on, start

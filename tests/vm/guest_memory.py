@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cpupool.agent.memory_keeper import MemoryKeeper
 from cpupool.core.assignments import MemoryNodes
 from cpupool.host.cgroup_memory import CgroupMemory
 from cpupool.host.cgroupfs import CgroupVersion, hierarchy
 from cpupool.host.root import HostRoot
 from cpupool.local.cgroups import RealCgroups
-from cpupool.roles.memory_keeper import MemoryKeeper
-from cpupool.telemetry.metrics import Metrics
+from tests import builders
 from tests.events import Heard
 from tests.loops import running
 from tests.memory import Beats, having, on
@@ -122,9 +122,7 @@ def guest(folder: Path) -> Iterator[Guest]:
             tree,
             placed={},
             look=world.agent.wake,
-            events=heard,
-            metrics=Metrics(),
-            health=health,
+            telemetry=builders.telemetry(events=heard, health=health),
         )
         with running(keeper.run, wake=keeper.wake):
             keepers.append(keeper)

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from cpupool.agent.setup import SWEEP_INTERVAL_S
 from cpupool.host.cgroupfs import CgroupVersion, hierarchy
 from cpupool.host.root import HostRoot
 from cpupool.local.cgroups import RealCgroups
-from cpupool.setup import SWEEP_INTERVAL_S
 from tests.scenarios.test_embedded_node import living, manifest
 from tests.vm.guest_node import POOLS, offline, run, version
 from tests.vm.inside import figure, runs_on, start

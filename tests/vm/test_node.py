@@ -23,6 +23,7 @@ TOPOLOGY = Topology(sockets=2, cores=4, threads=2, nodes=2)
                 "tests/vm/guest_memory.py",
                 "tests/vm/guest_properties.py",
                 "tests/vm/guest_offline.py",
+                "tests/vm/guest_withheld.py",
                 "tests/vm/guest_cgroup_v2.py",
                 "tests/vm/guest_load_balancing.py",
             ),
@@ -34,6 +35,7 @@ TOPOLOGY = Topology(sockets=2, cores=4, threads=2, nodes=2)
             CgroupVersion.V2,
             (
                 "tests/vm/guest_offline.py",
+                "tests/vm/guest_withheld.py",
                 "tests/vm/guest_cgroup_v2.py",
                 "tests/vm/guest_load_balancing.py",
             ),

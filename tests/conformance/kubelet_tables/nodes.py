@@ -12,8 +12,9 @@ from cpupool.core.grants import Grants
 from cpupool.core.names import POLICY_CPUS
 from cpupool.core.pools import NodePools
 from cpupool.manager.manager import Manager
-from cpupool.policies.base import DEFAULT, Ask
-from cpupool.policies.static import StaticPolicy
+from cpupool.policies.base import Ask
+from cpupool.policies.static.policy import StaticPolicy
+from cpupool.policies.view import DEFAULT
 from cpupool.wire.cpu_manager_state import State
 from tests import builders
 from tests.conformance.kubelet_tables.machines import cpus_of, pod_of

@@ -11,7 +11,7 @@ from cpupool.core.errors import ConfigError, SMTAlignmentError
 from cpupool.core.names import POLICY_CPUS, Names
 from cpupool.manager.manager import Manager
 from cpupool.policies.base import Ask
-from cpupool.policies.static import StaticPolicy
+from cpupool.policies.static.policy import StaticPolicy
 from tests.conformance.kubelet_tables.machines import pod_of
 from tests.conformance.oracle.cpu_hints import listed
 from tests.conformance.oracle.static_policy import options

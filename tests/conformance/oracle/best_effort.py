@@ -6,8 +6,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from cpupool.core.cpuset import CPUSet
-from cpupool.policies import best_effort
-from cpupool.wire import koordinator
+from cpupool.policies.koordinator import best_effort, node_rules
 from tests.conformance.oracle.verdicts import Verdict, machine_of
 
 if TYPE_CHECKING:
@@ -18,7 +17,7 @@ def check_cpus(case: Case, _machines: Machines) -> tuple[Verdict, str]:
     """Suppress best-effort pods beside the owners of the case."""
     topology = machine_of(case["cpus"])
     free = topology.online - CPUSet.parse(case["reserved_cpus"])
-    free -= koordinator.system_cpus(case["system_qos"]).withheld
+    free -= node_rules.system_cpus(case["system_qos"]).withheld
     owners: defaultdict[str, CPUSet] = defaultdict(CPUSet)
     for pod in case["pods"] or ():
         own = CPUSet.parse(pod.get("cpuset", ""))

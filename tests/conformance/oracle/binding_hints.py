@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from cpupool.core.cpuset import CPUSet
-from cpupool.policies.binding_hints import (
+from cpupool.plugins.binding_hints import (
     Binding,
     NoBinding,
     NodeMemory,

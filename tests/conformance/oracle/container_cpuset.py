@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Self
 
 from cpupool.core.assignments import Cause, Placement
-from cpupool.core.cpu_manager import KOORDINATOR, STATIC, CPUManager
+from cpupool.core.cpu_manager import STATIC, CPUManager
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.koordinator import NodeRules, Orchestration, QoS, Reservation, SystemCPUs
+from cpupool.core.orchestration import NodeRules, Orchestration, QoS, Reservation, SystemCPUs
 from cpupool.core.pools import NodePools
 from cpupool.core.quota import Limit
 from cpupool.core.workloads import Container, ContainerID, Pod, PodUID, QoSClass
 from cpupool.manager.manager import Manager
-from cpupool.policies.built_in import BUILT_IN
-from cpupool.policies.koordinator import KoordinatorPolicy, Koordlet
-from cpupool.wire import orchestration
+from cpupool.policies.koordinator import pod_annotations
+from cpupool.policies.koordinator.policy import KOORDINATOR, KoordinatorPolicy, Koordlet
 from tests.conformance.oracle.verdicts import Verdict, machine_of
 
 if TYPE_CHECKING:
     from cpupool.core.assignments import CPUAssignment
     from cpupool.core.topology import CPUTopology
-    from cpupool.policies.base import CPUManagerPolicy
     from tests.conformance.oracle.verdicts import Case, Machines
 
 _KUBE_QOS: Final = {qos.value.lower(): qos for qos in QoSClass}
@@ -81,11 +79,13 @@ def _placed(case: Case, like: Koordlet | None) -> CPUAssignment:
     topology = _machine(case, best_effort | system)
     withheld = topology.online - best_effort - system
 
-    def policy(pools: NodePools, machine: CPUTopology) -> CPUManagerPolicy:
-        return replace(KoordinatorPolicy.of_pools(pools, machine), like=like)
+    class Like(KoordinatorPolicy):
+        @classmethod
+        def of_pools(cls, pools: NodePools, machine: CPUTopology) -> Self:
+            return replace(super().of_pools(pools, machine), like=like)
 
-    annotations = {orchestration.RESOURCE_STATUS: case["resource_status"]}
-    told = orchestration.of_pod({orchestration.QOS_CLASS: case["qos"]}, annotations, None)
+    annotations = {pod_annotations.RESOURCE_STATUS: case["resource_status"]}
+    told = pod_annotations.of_pod({pod_annotations.QOS_CLASS: case["qos"]}, annotations, None)
     own = told.cpus if told else CPUSet()
     owner = Orchestration(QoS.LSR, prod=True, cpus=best_effort - shared)
     pods = (
@@ -93,8 +93,10 @@ def _placed(case: Case, like: Koordlet | None) -> CPUAssignment:
         _pod("pod", told, _KUBE_QOS[case["kube_qos"]], len(own)),
     )
     reserved = CPUSet([max(shared - own)])
-    node = Manager(cpu_managers={**BUILT_IN, KOORDINATOR: policy})
-    node.reconfigure(NodePools.of(cpu_manager=CPUManager(KOORDINATOR, reserved)), topology)
+    node = Manager()
+    node.reconfigure(
+        NodePools.of(cpu_manager=CPUManager(KOORDINATOR, reserved, installed=Like)), topology
+    )
     node.observe(
         rules=NodeRules(Reservation(withheld), SystemCPUs(system)),
         static_cpus=topology.online - reserved if case["kubelet_policy"] == STATIC else CPUSet(),

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.policies.layout import Level
-from cpupool.policies.static import topology_hints
+from cpupool.policies.static.policy import topology_hints
 from tests.conformance.oracle.verdicts import Verdict
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import NotEnoughCPUs
-from cpupool.policies.katalyst_accumulator import take, take_in_turn
+from cpupool.plugins.accumulator import take, take_in_turn
 from tests.conformance.oracle.verdicts import Verdict, judge_taken
 
 if TYPE_CHECKING:

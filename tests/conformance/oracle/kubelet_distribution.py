@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import NotEnoughCPUs
-from cpupool.policies.kubelet_accumulator import Taken, take_packed
+from cpupool.policies.accumulators.kubelet import Taken, take_packed
 from cpupool.policies.layout import Layout, Level
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from math import isclose
 from typing import TYPE_CHECKING, Any
 
 from cpupool.core.errors import NotEnoughCPUs
-from cpupool.policies import pool_sizes
-from cpupool.policies.load_controller import Controller, Gains, Limits, Regulator
+from cpupool.plugins import pool_sizes
+from cpupool.plugins.load_controller import Controller, Gains, Limits, Regulator
 from tests.conformance.oracle.verdicts import BrokenRecording, Verdict
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Final
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.grants import Sharing
-from cpupool.core.koordinator import PodCPUs
-from cpupool.policies.koordinator_pools import shared_pools
-from cpupool.wire import koordinator
+from cpupool.policies.koordinator import node_rules, topology_annotations
+from cpupool.policies.koordinator.shared_sets import shared_pools
+from cpupool.policies.koordinator.topology_annotations import PodCPUs
 from tests.conformance.oracle.verdicts import Verdict, machine_of
 
 if TYPE_CHECKING:
@@ -33,12 +33,12 @@ def check(case: Case, machines: Machines) -> tuple[Verdict, str]:
         if pod.get("cpuset")
     ]
     withheld = CPUSet.parse(case["reserved_cpus"])
-    withheld |= koordinator.system_cpus(case["system_qos"]).withheld
+    withheld |= node_rules.system_cpus(case["system_qos"]).withheld
     pools = shared_pools(topology, topology.online, owned, withheld)
     answers = {
-        "pod_cpu_allocs": koordinator.pod_cpu_allocs(kubelet),
-        "cpu_shared_pools": koordinator.cpu_shared_pools(pools.shared),
-        "be_cpu_shared_pools": koordinator.cpu_shared_pools(pools.best_effort),
+        "pod_cpu_allocs": topology_annotations.pod_cpu_allocs(kubelet),
+        "cpu_shared_pools": topology_annotations.cpu_shared_pools(pools.shared),
+        "be_cpu_shared_pools": topology_annotations.cpu_shared_pools(pools.best_effort),
     }
     for name, answer in answers.items():
         # Go's nil list is null, and an empty one []; koord-scheduler reads both as no pools.

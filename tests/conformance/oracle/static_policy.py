@@ -12,9 +12,10 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import ConfigError, NotEnoughCPUs, SMTAlignmentError
 from cpupool.core.grants import Grants
 from cpupool.core.names import POLICY_CPUS
-from cpupool.policies import static
-from cpupool.policies.base import DEFAULT, Ask
-from cpupool.policies.static import StaticPolicy
+from cpupool.policies.base import Ask
+from cpupool.policies.static import policy as static
+from cpupool.policies.static.policy import StaticPolicy
+from cpupool.policies.view import DEFAULT
 from tests import builders
 from tests.conformance.oracle.cpu_hints import listed, unlawful
 from tests.conformance.oracle.kubelet_distribution import take_as_kubelet
@@ -23,7 +24,7 @@ from tests.conformance.oracle.verdicts import Verdict, misfit, refusal
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from cpupool.policies.base import NodeView
+    from cpupool.policies.view import NodeView
     from tests.conformance.oracle.verdicts import Case, Machines
 
 

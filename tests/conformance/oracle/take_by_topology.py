@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import NotEnoughCPUs
-from cpupool.policies.kubelet_accumulator import take_distributed, take_packed
+from cpupool.policies.accumulators.kubelet import take_distributed, take_packed
 from tests.conformance.oracle.verdicts import Case, Machines, Verdict, judge_taken
 
 

@@ -7,7 +7,7 @@ from typing import Final
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import NotEnoughCPUs
 from cpupool.core.pool_policy import ExclusivePolicy, NUMAPolicy
-from cpupool.policies.koordinator_accumulator import OccupiedCPUs, take
+from cpupool.policies.accumulators.koordinator import OccupiedCPUs, take
 from tests.conformance.oracle.verdicts import Case, Machines, Verdict, judge_taken
 
 _EXCLUSIVE: Final = {

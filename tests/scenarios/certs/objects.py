@@ -18,12 +18,12 @@ from cryptography import x509
 from cryptography.x509.verification import PolicyBuilder, Store
 
 from cpupool import cli
-from cpupool.https import certificates
-from cpupool.https.certificates import SecretContents
 from cpupool.kube.client import APIServer
-from cpupool.kube.webhook_objects import Installed
-from cpupool.roles.certificate_maker import CertificateMaker
-from cpupool.roles.certificates import CertificateKeeper
+from cpupool.webhook.certificate_maker import CertificateMaker
+from cpupool.webhook.certificates import CertificateKeeper
+from cpupool.webhook.https import certificates
+from cpupool.webhook.https.certificates import SecretContents
+from cpupool.webhook.objects import Installed
 from tests.waiting import DEADLINE_S
 
 if TYPE_CHECKING:

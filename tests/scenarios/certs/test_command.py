@@ -9,10 +9,10 @@ import pytest
 
 from cpupool import cli
 from cpupool.commands import certs
-from cpupool.https import certificates
 from cpupool.kube.client import APIServer
-from cpupool.kube.webhook_objects import NotInstalled
-from cpupool.roles.certificate_maker import CertificateMaker
+from cpupool.webhook.certificate_maker import CertificateMaker
+from cpupool.webhook.https import certificates
+from cpupool.webhook.objects import NotInstalled
 from tests.kubeconfigs import login
 from tests.scenarios.certs.objects import (
     CONFIGURATION,

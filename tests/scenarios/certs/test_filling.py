@@ -1,14 +1,18 @@
 from __future__ import annotations
 
 import logging
+import re
+import subprocess
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import yaml
 
-from cpupool.https import certificates
-from cpupool.https.certificates import SecretContents
 from cpupool.kube.client import APIError, APIServer
-from cpupool.roles.certificate_maker import TRIES, CertificateMaker
+from cpupool.webhook.certificate_maker import TRIES, CertificateMaker
+from cpupool.webhook.https import certificates
+from cpupool.webhook.https.certificates import SecretContents
 from tests.scenarios.certs.objects import (
     CONFIGURATION,
     DAY,
@@ -105,6 +109,28 @@ def test_a_secret_that_is_emptied_costs_no_trust(server: FakeAPIServer) -> None:
     maker(server).look()
     check_history(server, start, NOW)
     assert certificates.read(decoded(server.kept(SECRET))).trusted[1:] == start.trusted
+
+
+def test_after_the_documented_steps_no_api_server_trusts_the_leaked_ca(
+    server: FakeAPIServer,
+) -> None:
+    guide = (Path(__file__).parents[3] / "docs/user/webhook.md").read_text()
+    (script,) = re.findall(r"\bsed '(.*caBundle.*)' \|", guide)
+    start = aged(30)
+    fill(server, start)
+    written = yaml.safe_dump(server.kept(CONFIGURATION), width=10**6)
+    replaced = subprocess.run(
+        ["sed", script], input=written, capture_output=True, check=True, text=True
+    )
+    server.keep(CONFIGURATION, yaml.safe_load(replaced.stdout))
+    server.keep(SECRET, {"kind": "Secret"})
+
+    maker(server).look()
+
+    trusted = certificates.read(decoded(server.kept(SECRET))).trusted
+    assert len(trusted) == 1
+    assert trusted != start.trusted
+    assert bundles(server.kept(CONFIGURATION)) == [decoded(server.kept(SECRET))["ca.crt"]] * 2
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cpupool.https.certificates import SecretContents
 from cpupool.kube.client import APIServer
-from cpupool.roles.certificate_maker import CertificateMaker
+from cpupool.webhook.certificate_maker import CertificateMaker
+from cpupool.webhook.https.certificates import SecretContents
 from tests.scenarios.certs.objects import (
     CONFIGURATION,
     DAY,

@@ -15,10 +15,10 @@ import pytest
 
 from cpupool import cli
 from cpupool.commands import certs
-from cpupool.https.certificates import SecretContents
 from cpupool.kube.client import APIServer
-from cpupool.roles import certificates as roles
-from cpupool.roles.certificates import CertificateKeeper
+from cpupool.webhook import certificates as roles
+from cpupool.webhook.certificates import CertificateKeeper
+from cpupool.webhook.https.certificates import SecretContents
 from tests.certificates import uses_library
 from tests.loops import running_all
 from tests.processes import Process

@@ -5,14 +5,15 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from cpupool.agent.device_manager import DeviceManager
+from cpupool.agent.mount_keeper import MountKeeper
 from cpupool.core.pools import NodePools, Pool
 from cpupool.host.mounts import Mounts
 from cpupool.host.root import HostRoot
 from cpupool.manager.manager import Manager
-from cpupool.roles.device_manager import DeviceManager
-from cpupool.roles.mount_keeper import MountKeeper
 from cpupool.telemetry.health import Health
 from cpupool.telemetry.metrics import Metrics
+from tests import builders
 from tests.events import Heard
 from tests.kubelets import RegisteringKubelet
 from tests.loops import running
@@ -59,8 +60,7 @@ class Node:
             self.manager,
             self.root,
             mounts,
-            metrics=self.metrics,
-            health=self.health,
+            telemetry=builders.telemetry(metrics=self.metrics, health=self.health),
             kubelet_changed=self._kubelet_changed,
             ready=self._is_ready,
             look_s=look_s,

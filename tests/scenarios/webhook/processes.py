@@ -10,12 +10,12 @@ import threading
 from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Self
 
-from cpupool.admission.rules import Rules
 from cpupool.commands import webhook as command
-from cpupool.roles.webhook import Webhook, WebhookSettings
 from cpupool.telemetry.health import Health
 from cpupool.telemetry.metrics import WebhookMetrics
 from cpupool.telemetry.server import TelemetryServer
+from cpupool.webhook.admission.rules import Rules
+from cpupool.webhook.service import Webhook, WebhookSettings
 from tests.mounts import Mount
 from tests.pods import container, pod, review
 from tests.processes import Process

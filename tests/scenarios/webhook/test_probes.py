@@ -103,7 +103,7 @@ class TestMetrics:
             here.ask(review(pod(), "DROP TABLE"))
             assert here.ask({}).status == 400
             with monkeypatch.context() as patched:
-                patched.setattr("cpupool.admission.review.admit", lambda *_: 1 / 0)
+                patched.setattr("cpupool.webhook.admission.review.admit", lambda *_: 1 / 0)
                 assert here.ask(asking()).status == 500
             for operation, decision, count in (
                 ("CREATE", "mutated", 1),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import policies
 from tests.apiserver import FakeAPIServer
 from tests.certificates import uses_library
 from tests.pods import review, stored
@@ -78,6 +79,26 @@ class TestProcess:
         assert allowed("exclusive-b")
         process.files.pools.show(worker=POOLS)
         eventually(lambda: not allowed("exclusive-b"), "the pool is gone")
+
+    def test_a_policy_that_is_unknown_here_stops_no_pool_file(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("PYTHONPATH", policies.installed(tmp_path))
+        files = Files(tmp_path)
+        elsewhere = "nodeSelector: {a: b}\npools: {shared-c: {cpus: 9}}\n"
+        files.pools.show(
+            worker=POOLS + "cpuManager: {policy: highest}\n",
+            other=elsewhere + "cpuManager:\n  policy: nowhere\n",
+        )
+        files.secret.rotate()
+        with started(files) as webhook:
+            webhook.await_line("certificate in use")
+            for pool, known in (("exclusive-a", True), ("shared-c", True), ("shared-d", False)):
+                response = webhook.ask(asking(pool)).document["response"]
+                assert response["allowed"] == known, response
+        assert "poolconfig-other.yaml:4:11: cpuManager.policy: unknown" in webhook.log
+        assert "highest; " not in webhook.log
+        assert "refused" not in webhook.log
 
     def test_certificates_are_rotated_under_load_without_a_failed_request(
         self, process: WebhookProcess

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import yaml
 
-from cpupool.admission import decision
-from cpupool.admission.rules import Rules
-from cpupool.commands import UsageError, admit
+from cpupool.commands import admit
+from cpupool.commands.shell.exit_codes import UsageError
+from cpupool.webhook.admission import decision
+from cpupool.webhook.admission.rules import Rules
 from tests.pods import container, pod, process
 from tests.printed import EVIL
 
@@ -180,10 +181,25 @@ def test_everything_can_be_printed_as_json(path: Path) -> None:
                 "remedy": "name one, or remove the annotation",
             }
         ],
+        "warnings": [
+            (
+                "spec.containers[0].command: there is none, so nothing makes the process wait for"
+                " its exclusive CPUs; write the image's entry point here"
+            )
+        ],
     }
     assert (first["pod"], first["admitted"], first["warnings"]) == ("default/a", True, [])
     assert first["patch"][0]["path"] == "/spec/containers/0/resources/requests/cpu"
     assert first["body"]["spec"]["containers"][0]["env"][0]["value"] == "shared"
+
+
+@pytest.mark.parametrize("shape", [[], ["--diff"]])
+def test_a_denial_shows_the_warnings_too(path: Path, shape: list[str]) -> None:
+    denied = pod(container(pools={"exclusive-a": "1"}), processes=[])
+    _, text = run(written(path, denied), *shape)
+    first, second = text.splitlines()
+    assert first.startswith("default/a is denied: metadata.annotations")
+    assert second.startswith("# warning: spec.containers[0].command: there is none")
 
 
 def test_another_domain_is_another_annotation(path: Path) -> None:
@@ -224,3 +240,75 @@ def test_pool_files_that_cannot_be_used_are_bad_usage(path: Path, tmp_path: Path
     # The webhook would say of an empty folder that pools are not known, not that there is none.
     with pytest.raises(UsageError, match="there is no pool file in it"):
         run(path, "--pool-files", tmp_path)
+
+
+KOORDINATOR = "pools: {default: {cpus: 0-7}}\ncpuManager: {policy: koordinator, reserved: 1}\n"
+CHART = """\
+apiVersion: v1
+kind: Service
+metadata: {name: web}
+---
+apiVersion: node.k8s.io/v1
+kind: RuntimeClass
+metadata: {name: kata}
+handler: kata
+overhead: {podFixed: {cpu: 500m}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: web, labels: {koordinator.sh/qosClass: LSR}}
+spec:
+  priorityClassName: koord-prod
+  runtimeClassName: kata
+  containers: [{name: a, image: i, resources: {limits: {cpu: 3500m}}}]
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: batch}
+spec:
+  replicas: 3
+  template:
+    metadata: {labels: {koordinator.sh/qosClass: BE}}
+    spec:
+      priorityClassName: koord-batch
+      containers: [{name: a, image: i}]
+"""
+
+
+def test_a_chart_is_admitted_as_the_cluster_completes_it(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "pools.yaml").write_text(KOORDINATOR)
+    path.write_text(CHART)
+    code, text = run(path, "--pool-files", tmp_path / "pools.yaml")
+    web, batch = yaml.safe_load_all(text)
+    assert code == 0
+    assert web == list(yaml.safe_load_all(CHART))[2]
+    assert batch["metadata"]["name"] == "batch-0"
+
+    path.write_text(CHART.replace("koord-prod", "other").replace("cpu: 500m", "cpu: 250m"))
+    code, text = run(path, "--pool-files", tmp_path / "pools.yaml")
+    assert code == 1
+    assert "this one requests 3750m, 250m of these as spec.overhead" in text
+    assert "the pod has no priority class of Koordinator" in text
+
+
+def test_a_schedulers_annotation_is_admitted_for_a_scheduler(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "pools.yaml").write_text(KOORDINATOR)
+    body = pod(container())
+    body["metadata"]["annotations"] = {"scheduling.koordinator.sh/resource-status": "{}"}
+    given = (written(path, body), "--pool-files", tmp_path / "pools.yaml")
+    assert run(*given)[0] == 1
+    account = "system:serviceaccount:koordinator-system:koord-scheduler"
+    assert run(*given, "--as", account)[0] == 0
+
+
+def test_a_namespace_in_the_file_allows_what_it_allows(path: Path) -> None:
+    allowed = {"workload.mixedcpus.openshift.io/allowed": ""}
+    mixed = pod(container(resources={"limits": {"workload.openshift.io/enable-shared-cpus": 1}}))
+    space = {"kind": "Namespace", "metadata": {"name": "default", "annotations": allowed}}
+    pools = "pools: {default: {cpus: 0}, shared_a: {cpus: 1}}\nmixedCPUs: {pool: shared_a}\n"
+    (path.parent / "pools.yaml").write_text(pools)
+    found = [
+        run(written(path, mixed, *beside), "--pool-files", path.parent / "pools.yaml")[1]
+        for beside in ([], [space])
+    ]
+    assert ["is not allowed to have" in text for text in found] == [True, False]

@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from cpupool import cli
+from cpupool.agent.changes import Signals
+from cpupool.agent.setup import SWEEP_INTERVAL_S
 from cpupool.commands import agent
 from cpupool.config.settings import OPTIONS, AgentSettings
-from cpupool.core.names import STARTER
-from cpupool.core.resource_plugins import ServedAs
-from cpupool.manager.ports import Writer
-from cpupool.roles.nri_answers import MissingFacts
-from cpupool.runtime.nri_connection import Launch
-from cpupool.setup import SWEEP_INTERVAL_S
-from cpupool.signals import Signals
+from cpupool.core.cgroups import Writer
+from cpupool.core.names import STARTER, Names
+from cpupool.core.plugin_facts import ServedAs
+from cpupool.manager.manager import Manager
+from cpupool.runtime.nri.connection import Launch
+from cpupool.runtime.nri.holding import MissingFacts
 from cpupool.telemetry.metrics import Metrics
 from tests.kubeconfigs import login
 from tests.loops import running_all
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Iterator
 
+    from cpupool.agent.setup import Setup
     from cpupool.kube.cluster_view import ClusterView
-    from cpupool.setup import Setup
 
 ENOUGH = ("agent", "--node-name", "a", "--api-server", "http://127.0.0.1:1")
 
@@ -41,7 +42,9 @@ class Started:
     settings: Setup
     join: Callable[[Metrics, Signals], ClusterView]
 
-    def __init__(self, settings: Setup, _root: Any, _topology: Any, join: Any) -> None:
+    def __init__(
+        self, _manager: Any, settings: Setup, _root: Any, _topology: Any, join: Any
+    ) -> None:
         Started.settings = settings
         Started.join = staticmethod(join)
 
@@ -77,7 +80,15 @@ def test_pinned_containers_are_moved_where_the_kernel_lets_them_stay_pinned(
     here = os.uname()
     monkeypatch.setattr(os, "uname", lambda: os.uname_result((*here[:2], release, *here[3:])))
 
-    assert settings(*options).moves_pinned is moves
+    made: list[bool] = []
+
+    def manager(names: Names, *, moves_pinned: bool) -> Manager:
+        made.append(moves_pinned)
+        return Manager(names, moves_pinned=moves_pinned)
+
+    monkeypatch.setattr(agent, "Manager", manager)
+    settings(*options)
+    assert made == [moves]
 
 
 @pytest.mark.parametrize(
@@ -123,13 +134,13 @@ def test_a_number_that_is_none_is_reported_in_the_users_words(
 def test_the_way_of_enforcement_may_be_left_to_the_agent(
     options: list[str], writer: Writer | None
 ) -> None:
-    assert settings(*options).enforcement is writer
+    assert settings(*options).runtime.enforcement is writer
 
 
 def test_the_setting_names_the_plugins_resource() -> None:
     found = settings("--resource-plugin-names", "example.com/milli=cpu:1000")
-    assert found.plugin_names == {"example.com/milli": ServedAs("cpu", 1000)}
-    assert settings().plugin_names == {}
+    assert found.plugins.names == {"example.com/milli": ServedAs("cpu", 1000)}
+    assert settings().plugins.names == {}
 
 
 def test_a_plugin_that_the_runtime_has_started_is_one(
@@ -138,7 +149,7 @@ def test_a_plugin_that_the_runtime_has_started_is_one(
     for name, value in (("SOCKET", "3"), ("NAME", "cpupool"), ("IDX", "50")):
         monkeypatch.setenv(f"NRI_PLUGIN_{name}", value)
 
-    assert settings("--enforcement", "nri").launch == Launch(3, "cpupool", "50")
+    assert settings("--enforcement", "nri").runtime.launch == Launch(3, "cpupool", "50")
     assert cli.main([*ENOUGH, "--enforcement", "cgroup"]) == 2
     assert "as its NRI plugin; leave out --enforcement=cgroup" in capsys.readouterr().err
 
@@ -150,7 +161,7 @@ def test_a_flag_wins_over_the_file_and_the_file_over_the_default(tmp_path: Path)
     found = settings("--settings", str(file), "--metrics-port", "81")
 
     assert (found.interval_s, found.telemetry) == (10.0, ("", 81))
-    assert found.cri_socket == Path("/run/a.sock")
+    assert found.runtime.cri_socket == Path("/run/a.sock")
     assert found.starter == Path(STARTER)
 
 
@@ -160,7 +171,7 @@ def test_a_flag_wins_with_its_default_as_well(tmp_path: Path) -> None:
 
     found = settings("--settings", str(file), "--metrics-port", "9404", "--enforcement", "auto")
 
-    assert (found.telemetry, found.enforcement) == (("", 9404), None)
+    assert (found.telemetry, found.runtime.enforcement) == (("", 9404), None)
 
 
 def test_a_switch_of_the_file_can_be_undone(tmp_path: Path) -> None:
@@ -226,6 +237,27 @@ def test_a_trial_agent_logs_in_with_a_kubeconfig(folder: Path) -> None:
         view = Started.join(Metrics(), Signals())
         with running_all(view):
             eventually(lambda: view.labels() == {"nodeType": "dpdk"}, "the node's labels")
+
+
+@pytest.mark.parametrize(
+    ("options", "written"),
+    [
+        ([], set()),
+        (["--node-topology", "zones"], {"topology"}),
+        (["--write-resource-status"], {"pod_annotations"}),
+        (["--resource-plugins", "--write-node-resources"], {"node_status"}),
+    ],
+)
+def test_only_what_is_set_is_written_for_others(options: list[str], written: set[str]) -> None:
+    plugins = settings(*options).plugins
+    view = Started.join(Metrics(), Signals())
+    writers = {
+        "topology": view.topology,
+        "pod_annotations": view.pod_annotations,
+        "node_status": view.node_status,
+    }
+    assert {name for name, writer in writers.items() if writer is not None} == written
+    assert plugins.of_node is ("node_status" in written)
 
 
 def test_two_api_servers_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

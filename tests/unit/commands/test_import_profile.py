@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
@@ -56,13 +56,14 @@ def test_pool_file_and_settings_are_printed(
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
         "cpuManagerPolicy": "none",
-        "reservedSystemCPUs": "0-3",
+        "reservedSystemCPUs": "2-7",
     }
     assert max(map(len, printed.out.splitlines())) <= 100
     idle, reserved = printed.err.splitlines()
     assert "CPUs 5,7 are threads of cores that exclusive_isolated lists once" in idle
-    assert "profile.yaml:5:19: warning: spec.cpu.reserved: with reservedSystemCPUs 0-3" in reserved
-    assert "; reserve 2-7 if cpupool gives out the isolated CPUs" in reserved
+    said = "profile.yaml:5:19: warning: spec.cpu.reserved: the Node Tuning Operator sets"
+    assert f"{said} reservedSystemCPUs to 0-3" in reserved
+    assert '# reservedSystemCPUs: "0-3"' in printed.out
 
 
 @pytest.mark.parametrize("mixed", ["true", "false"])
@@ -82,22 +83,18 @@ def test_for_either_owner_of_the_isolated_cpus_there_are_settings_that_pass_the_
     labels = "node-role.kubernetes.io/performance=test"
     checked = ["kubelet-config", str(pools), *asked[3:], "--node-labels", labels]
 
-    # As it is, what is said is what the comment says; as the comment says, nothing is.
-    instead = kubelet.read_text().splitlines()[-1].removeprefix("# ")
+    # As it is, nothing is said; for a kubelet that gives the CPUs out, the comment counts.
     capsys.readouterr()
-    assert cli.main([*checked, "--check", str(kubelet)]) == 1
-    listed = yaml.safe_load(instead)["reservedSystemCPUs"]
-    assert f"set reservedSystemCPUs to {listed}" in capsys.readouterr().out
-    before = [one for one in kubelet.read_text().splitlines() if "reservedSystemCPUs" not in one]
-    kubelet.write_text("\n".join([*before, instead]))
     assert cli.main([*checked, "--check", str(kubelet)]) == 0
+    static_cpus = yaml.safe_load(kubelet.read_text().splitlines()[-1].removeprefix("# "))
 
     if mixed == "true":
         kept = yaml.safe_load(pools.read_text())
         kept["pools"] = {"shared_mixed": kept["pools"]["shared_mixed"]}
         pools.write_text(yaml.safe_dump(kept))
         static = {"kind": "KubeletConfiguration", "cpuManagerPolicy": "static"}
-        kubelet.write_text(json.dumps({**static, "reservedSystemCPUs": "0-3"}))
+        assert static_cpus == {"reservedSystemCPUs": "0-3"}
+        kubelet.write_text(json.dumps({**static, **static_cpus}))
         assert cli.main([*checked, "--check", str(kubelet)]) == 0
     assert "warning" not in capsys.readouterr().out
 
@@ -114,7 +111,7 @@ def test_the_files_that_are_written_can_be_used(
     assert cli.main([*checked, "--node-labels", "node-role.kubernetes.io/performance=test"]) == 0
     assert "warning" not in capsys.readouterr().out
     config = kubelet_config.parse(KUBELET, (made / KUBELET).read_text())
-    assert (config.cpu_manager_policy, str(config.reserved_cpus)) == ("none", "0-3")
+    assert (config.cpu_manager_policy, str(config.reserved_cpus)) == ("none", "2-7")
 
 
 def test_the_same_as_json(asked: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -237,3 +234,127 @@ def test_notes_with_standard_error_closed(
     assert cli.main([*asked, "--json"]) == 0
 
     assert json.loads(capsys.readouterr().out)["mixed_cpus"] is True
+
+
+ALIGNED = """\
+apiVersion: performance.openshift.io/v2
+kind: PerformanceProfile
+metadata:
+  name: telco
+  annotations:
+    kubeletconfig.experimental: |
+      {"allowedUnsafeSysctls": ["net.core.somaxconn"], "systemReserved": {"memory": "2Gi"},
+       "topologyManagerScope": "pod", "cpuManagerPolicyOptions": {"full-pcpus-only": "false"}}
+    performance.openshift.io/dra-resource-management: "false"
+spec:
+  cpu: {reserved: "0-1", isolated: "4-15", ovsDpdk: "2-3"}
+  numa: {topologyPolicy: single-numa-node}
+  nodeSelector: {a/b: ""}
+"""
+
+
+def imported(
+    tmp_path: Path, text: str, machine: Machine, capsys: pytest.CaptureFixture[str]
+) -> tuple[dict[str, Any], str, int]:
+    """Return the settings for the kubelet, the notes, and the exit code of the check."""
+    folder = tmp_path / "machine"
+    machine.write(folder)
+    profile, made = tmp_path / "aligned.yaml", tmp_path / "made"
+    profile.write_text(text)
+    command = ["import", "performance-profile", str(profile), "--topology", str(folder)]
+    assert cli.main([*command, "--output", str(made)]) == 0
+    notes = capsys.readouterr().err
+    checked = ["kubelet-config", str(made / POOLS), "--topology", str(folder)]
+    checked += ["--node-labels", "a/b=", "--check", str(made / KUBELET)]
+    code = cli.main(checked)
+    return yaml.safe_load((made / KUBELET).read_text()), notes, code
+
+
+@pytest.mark.parametrize("nodes", [2, 10])
+def test_the_alignment_is_carried_over_and_passes_the_check(
+    tmp_path: Path, nodes: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine = Machine(nodes=nodes, cores=20 // nodes)
+    text = ALIGNED.replace("4-15", "4-19")
+
+    settings, notes, code = imported(tmp_path, text, machine, capsys)
+
+    assert code == 0
+    assert settings["topologyManagerPolicy"] == "single-numa-node"
+    assert (settings["topologyManagerScope"], settings["memoryManagerPolicy"]) == ("pod", "Static")
+    assert settings["allowedUnsafeSysctls"] == ["net.core.somaxconn"]
+    assert settings["reservedMemory"] == [{"numaNode": 0, "limits": {"memory": "2648Mi"}}]
+    assert settings["systemReserved"] == {"memory": "2Gi"}
+    options = {"max-allowable-numa-nodes": "10"} if nodes == 10 else None
+    assert settings.get("topologyManagerPolicyOptions") == options
+    assert "cpuManagerPolicyOptions" not in settings
+    assert "cpuManagerPolicyOptions (full-pcpus-only: false) is not carried over" in notes
+
+
+def test_a_driver_for_claims_ends_the_alignment_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = ALIGNED.replace('"false"\nspec', '"true"\nspec')
+
+    settings, notes, code = imported(tmp_path, text, Machine(nodes=2, cores=8), capsys)
+
+    assert code == 0
+    assert (settings["topologyManagerPolicy"], settings["memoryManagerPolicy"]) == ("none", "None")
+    assert "dra-resource-management: a driver gives out CPUs and memory by claims" in notes
+    assert "single-numa-node is not carried over; set topologyManagerPolicy to single" in notes
+
+
+def test_a_profile_without_a_policy_names_the_operators(
+    asked: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(asked) == 0
+    assert "\n# topologyManagerPolicy: best-effort\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("was", "becomes", "said"),
+    [
+        ('{"allowed', '["allowed', "kubeletconfig.experimental: this is no JSON object"),
+        ('"2Gi"', "much", "kubeletconfig.experimental: this is no JSON object"),
+        ('"2Gi"', '"much"', "systemReserved.memory: 'much'"),
+        ('{"memory": "2Gi"}', '"2Gi"', "systemReserved is no map, so the Node Tuning Operator"),
+        (
+            'management: "false"\nspec:',
+            'management: "true"\nspec:\n  workloadHints: {mixedCpus: true}',
+            "with this and mixed CPUs the Node Tuning Operator refuses the profile",
+        ),
+    ],
+)
+def test_what_the_operator_refuses_is_refused(
+    tmp_path: Path, was: str, becomes: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = ALIGNED.replace('ovsDpdk: "2-3"', 'ovsDpdk: "2", shared: "3"')
+    assert was in text
+    (tmp_path / "aligned.yaml").write_text(text.replace(was, becomes))
+
+    assert cli.main(["import", "performance-profile", str(tmp_path / "aligned.yaml")]) == 2
+
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert said in printed.err
+
+
+@pytest.mark.parametrize(
+    ("snippet", "said"),
+    [
+        ('{"memoryManagerPolicy": "Static"}', "reservedMemory: the kubelet does not start"),
+        ('{"topologyManagerScope": "pods"}', "topologyManagerScope: the kubelet does not start"),
+        ('{"systemReserved": {"cpu": "x"}}', "systemReserved.cpu: 'x' is not a quantity"),
+    ],
+)
+def test_settings_that_the_check_refuses_have_a_note(
+    tmp_path: Path, snippet: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, _, rest = ALIGNED.partition("      {")
+    text = f"{before}      {snippet}\n{rest[rest.index('    performance.openshift') :]}"
+    text = text.replace("single-numa-node", "best-effort")
+
+    _, notes, code = imported(tmp_path, text, Machine(nodes=2, cores=8), capsys)
+
+    assert code != 0
+    assert f"warning: metadata.annotations.kubeletconfig.experimental: {said}" in notes

@@ -16,7 +16,7 @@ from tests.machines import Machine
 from tests.waiting import DEADLINE_S
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
 POOLS = 'pools: {exclusive_a: {cpus: "1"}, default: {cpus: "0"}}\n'
@@ -398,3 +398,67 @@ def test_what_is_wrong_in_several_objects_is_said_with_its_place(
     assert len(printed) == len(said), printed
     for line, words in zip(printed, said, strict=True):
         assert words in line
+
+
+OWNERS = """\
+pools: {default: {cpus: "0-15"}}
+cpuManager: {policy: koordinator, reserved: "0-0"}
+"""
+OWNER = """\
+kind: Pod
+metadata:
+  name: web
+  labels: {koordinator.sh/qosClass: LSR}
+spec:
+  overhead: {cpu: 500m}
+  containers:
+    - {name: a, resources: {limits: {cpu: 1500m}}}
+    - {name: b, resources: {limits: {cpu: 1}}}
+"""
+LEVEL = (
+    OWNER.replace("spec:", "spec:\n  resources: {limits: {cpu: 3500m}}")
+    .replace("{cpu: 1500m}", "{}")
+    .replace("{limits: {cpu: 1}}", "{}")
+)
+
+
+@pytest.fixture
+def owned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., dict[str, int]]:
+    """Simulate on sixteen CPUs; give container → how many CPUs its pod owns."""
+    Machine(cores=16).write(tmp_path)
+    (tmp_path / "owners.yaml").write_text(OWNERS)
+    given = ("--topology", str(tmp_path), "--pools", str(tmp_path / "owners.yaml"), "--json")
+
+    def found(*arguments: str) -> dict[str, int]:
+        assert cli.main(["simulate", *given, *arguments, "--policy", "pool"]) == 0
+        placements = json.loads(capsys.readouterr().out)["policies"]["pool"]["containers"]
+        return {placed["name"]: placed["requested"] for placed in placements}
+
+    return found
+
+
+@pytest.mark.parametrize(("pod", "count"), [(OWNER, 3), (LEVEL, 4)], ids=["overhead", "pod level"])
+def test_an_owner_has_what_the_scheduler_counts_also_from_a_saved_trace(
+    pod: str, count: int, owned: Callable[..., dict[str, int]], tmp_path: Path
+) -> None:
+    (tmp_path / "pods.yaml").write_text(pod)
+    trace = str(tmp_path / "trace.jsonl")
+    has = dict.fromkeys(("default/web/a", "default/web/b"), count)
+    assert owned("--pods", str(tmp_path / "pods.yaml"), "--save-trace", trace) == has
+    assert owned("--trace", trace) == has
+
+
+def test_a_chart_is_simulated_as_the_cluster_completes_it(
+    owned: Callable[..., dict[str, int]], tmp_path: Path
+) -> None:
+    kata = "kind: RuntimeClass\nmetadata: {name: kata}\noverhead: {podFixed: {cpu: 500m}}\n"
+    pod = OWNER.replace("overhead: {cpu: 500m}", "runtimeClassName: kata")
+    named = "spec:\n  priorityClassName: x"
+    batch = pod.replace("name: web", "name: batch").replace("spec:", named)
+    klass = "kind: PriorityClass\nmetadata: {name: x}\nvalue: 5500\n"
+    (tmp_path / "one.yaml").write_text(f"{pod}---\n{batch}")
+    (tmp_path / "two.yaml").write_text(f"{pod.replace('web', 'too')}---\n{kata}")
+    (tmp_path / "three.yaml").write_text(f"kind: Service\n---\n{klass}")
+    files = (str(tmp_path / f"{name}.yaml") for name in ("one", "two", "three"))
+    found = owned(*(word for file in files for word in ("--pods", file)))
+    assert found == {f"default/{name}/{part}": 3 for name in ("web", "too") for part in "ab"}

@@ -10,7 +10,7 @@ import yaml
 
 from cpupool import cli
 from cpupool.config import kubelet_config
-from cpupool.config.kubelet_config import KubeletNeeds
+from cpupool.config.kubelet_settings import KubeletNeeds
 from tests.machines import MACHINES, Machine
 from tests.nodes import POOL_FILE, POOLS
 
@@ -223,3 +223,69 @@ def test_standard_input_that_is_closed(
     assert cli.main([*asked, "--check", "-"]) == 2
 
     assert "standard input is closed" in capsys.readouterr().err
+
+
+DROP_IN = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"
+
+
+def test_drop_ins_are_part_of_what_is_checked(
+    asked: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(asked) == 0
+    (tmp_path / "kubelet.yaml").write_text(capsys.readouterr().out)
+    folder = tmp_path / "kubelet.d"
+    folder.mkdir()
+    checked = [*asked, "--check", str(tmp_path / "kubelet.yaml"), "--kubelet-config-dir"]
+    assert cli.main([*checked, str(folder)]) == 0
+
+    (folder / "10.conf").write_text(f"{DROP_IN}cpuManagerPolicy: static\n")
+    capsys.readouterr()
+    assert cli.main([*checked, str(folder)]) == 1
+    assert f"{folder}/10.conf:3:19: cpuManagerPolicy: the kubelet's" in capsys.readouterr().out
+
+    (folder / "10.conf").write_text("cpuManagerPolicy: none\n")
+    assert cli.main([*checked, str(folder)]) == 2
+    assert "10.conf:1:1: apiVersion: the kubelet does not start" in capsys.readouterr().err
+    assert cli.main([*checked, str(tmp_path / "absent")]) == 2
+    error = capsys.readouterr().err
+    assert "absent: No such file or directory; the kubelet does not start without" in error
+    assert error.count("\n") == 1
+
+
+def test_a_configuration_with_which_the_kubelet_does_not_start_on_nine_numa_nodes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Machine(sockets=3, nodes=3, cores=2).write(tmp_path)
+    pools, kubelet = tmp_path / "poolconfig-a.yaml", tmp_path / "kubelet.yaml"
+    pools.write_text("pools: {exclusive_a: {cpus: 0-9}, default: {cpus: 10-17}}")
+    text = f"{DROP_IN}systemReserved: {{cpu: 10}}\ntopologyManagerPolicy: restricted\n"
+    kubelet.write_text(text)
+    checked = ["kubelet-config", str(pools), "--topology", str(tmp_path), "--check", str(kubelet)]
+
+    assert cli.main(checked) == 1
+    assert "topologyManagerPolicyOptions.max-allowable-numa-nodes: the" in capsys.readouterr().out
+
+    kubelet.write_text(f"{text}topologyManagerPolicyOptions: {{max-allowable-numa-nodes: '9'}}\n")
+    assert cli.main(checked) == 0
+
+
+def test_an_empty_file_is_no_configuration(
+    asked: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "kubelet.yaml").touch()
+    assert cli.main([*asked, "--check", str(tmp_path / "kubelet.yaml")]) == 2
+    assert "kubelet.yaml: this file is empty; name the file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["kubelet-config", "validate"])
+def test_a_number_that_leaves_no_online_cpu_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    Machine(cores=16, offline="8-15").write(tmp_path)
+    file = tmp_path / "poolconfig-a.yaml"
+    file.write_text("nodeSelector: {a: b}\ncpuManager: {policy: static, reserved: 12}\n")
+    assert cli.main([command, str(file), "--topology", str(tmp_path)]) != 0
+    said = "".join(capsys.readouterr())
+    assert "12 of the 8 online CPUs of the default pool are reserved" in said
+    file.write_text(file.read_text().replace("12", "7"))
+    assert cli.main([command, str(file), "--topology", str(tmp_path)]) == 0

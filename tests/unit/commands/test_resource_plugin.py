@@ -1,4 +1,4 @@
-"""`cpupool resource-plugin`; tests/scenarios/test_seed_examples.py runs it as a process."""
+"""`cpupool resource-plugin`; tests/scenarios/seeds/ runs it as a process."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cpupool.commands import UsageError, resource_plugin
+from cpupool.commands import resource_plugin
+from cpupool.commands.shell.exit_codes import UsageError
 from cpupool.core.errors import HostFileError
 from cpupool.core.names import Names
-from cpupool.core.plugin_state import PluginState
 from cpupool.host.root import HostRoot
+from cpupool.plugins.state import PluginState
 from cpupool.telemetry import log
 from tests.machines import MACHINES
 

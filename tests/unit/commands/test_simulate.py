@@ -314,8 +314,8 @@ def test_without_the_plotting_library_it_says_what_to_install_before_it_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # It is there if another test has plotted.
-    monkeypatch.delitem(sys.modules, "cpupool.commands.plotting", raising=False)
-    monkeypatch.delattr("cpupool.commands.plotting", raising=False)
+    monkeypatch.delitem(sys.modules, "cpupool.commands.pictures.plotting", raising=False)
+    monkeypatch.delattr("cpupool.commands.pictures.plotting", raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
 
     code = cli.main(["simulate", *EXAMPLE, "--plot", str(tmp_path / "plot.png")])
@@ -324,8 +324,8 @@ def test_without_the_plotting_library_it_says_what_to_install_before_it_runs(
     assert code == 2
     assert printed.out == ""
     assert printed.err == (
-        "cpupool: --plot draws with matplotlib, which is not installed;"
-        " pip install 'cpupool[plot]'\n"
+        "cpupool: --plot draws with matplotlib, which is missing;"
+        " in cpupool's folder: pip install '.[plot]'\n"
     )
 
 
@@ -368,10 +368,13 @@ def test_ctrl_c_ends_it_and_leaves_nothing(tmp_path: Path) -> None:
             told += shown.read(4096) or b""
             return told
 
-        eventually(lambda: b"simulating" in text(), lambda: repr(told))
-        process.send_signal(signal.SIGINT)
-        out, _ = process.communicate(timeout=DEADLINE_S)
-        eventually(lambda: text().endswith(message), lambda: repr(told))
+        try:
+            eventually(lambda: b"simulating" in text(), lambda: repr(told))
+            process.send_signal(signal.SIGINT)
+            out, _ = process.communicate(timeout=DEADLINE_S)
+            eventually(lambda: text().endswith(message), lambda: repr(told))
+        finally:
+            process.kill()
 
     assert process.returncode == 130
     assert out == b""

@@ -13,6 +13,7 @@ from cpupool import cli
 from cpupool.core.assignments import Placement
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.pools import NodePools, Pool
+from cpupool.core.withheld import Withheld
 from cpupool.manager.report import (
     ContainerStatus,
     NodeResource,
@@ -59,6 +60,15 @@ def files(tmp_path: Path) -> list[str]:
 def show(files: list[str], status: NodeStatus, *options: str) -> int:
     Path(files[1]).write_text(json.dumps(to_json(status)))
     return cli.main(["status", *files, *options])
+
+
+def test_the_cgroup_that_keeps_cpus_is_named(
+    files: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    part = Withheld(CPUSet.of(7), "/dpdk.service", "isolated")
+    assert show(files, replace(RIGHT, offline=part.cpus, withheld=(part,))) == 0
+    drawn = " ".join(capsys.readouterr().out.split())
+    assert f"{part.why}; {part.remedy}." in drawn
 
 
 def test_a_node_where_all_is_right(files: list[str], capsys: pytest.CaptureFixture[str]) -> None:

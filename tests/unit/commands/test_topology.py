@@ -1,15 +1,19 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+import tarfile
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
 
 from cpupool import cli
 from cpupool.core.topology import describe
+from cpupool.host.sysfs import open_topology
 from tests.machines import MACHINES
 from tests.pictures import ids
 from tests.waiting import DEADLINE_S
@@ -120,7 +124,7 @@ def test_pools_that_cannot_be_used_are_bad_usage(
     ("arguments", "reason"),
     [
         (["--topology", "/no/such"], "--topology: /no/such: no such file or folder; give"),
-        (["--nrt", "--svg", "never.svg"], "--nrt draws no picture; leave out --svg or --nrt"),
+        (["--nrt", "--svg", "never.svg"], "--nrt has no effect with --svg; leave one of them out"),
         (["--pools", "/no/such"], "/no/such: No such file or directory; name a file"),
         (["--json", "--svg", "a.svg"], "not allowed with argument"),
     ],
@@ -226,3 +230,172 @@ class TestNodeResourceTopology:
         assert cli.main([*asked, "--kubelet-config", str(tmp_path / "config.yaml")]) == 2
 
         assert "KubeletConfiguration" in capsys.readouterr().err
+
+    def test_drop_ins_are_in_force(
+        self, asked: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        head = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"
+        (tmp_path / "config.yaml").write_text(head)
+        folder = tmp_path / "kubelet.d"
+        folder.mkdir()
+        (folder / "1.conf").write_text(f"{head}topologyManagerPolicy: single-numa-node\n")
+        asked = [*asked, "--kubelet-config", str(tmp_path / "config.yaml"), "--json"]
+
+        assert cli.main([*asked, "--kubelet-config-dir", str(folder)]) == 0
+        body = json.loads(capsys.readouterr().out)
+        assert body["topologyPolicies"] == ["SingleNUMANodeContainerLevel"]
+        # Nobody aligns cpu: each zone has that of the node.
+        cpus = body["zones"][0]["resources"][0]
+        assert cpus == {"name": "cpu", "capacity": "32", "allocatable": "32", "available": "32"}
+
+        # Without the kubelet's process a file that does not name the policy says nothing.
+        assert cli.main(asked) == 0
+        body = json.loads(capsys.readouterr().out)
+        assert body["topologyPolicies"] == []
+        assert not any("Manager" in each["name"] for each in body["attributes"])
+
+        (folder / "1.conf").write_text("x")
+        assert cli.main([*asked, "--kubelet-config-dir", str(folder)]) == 2
+        assert "1.conf:1:1: this must be a map" in capsys.readouterr().err
+
+
+class TestRecord:
+    @pytest.fixture
+    def machine(self, tmp_path: Path) -> Path:
+        folder = tmp_path / "machine"
+        MACHINES["telco_with_offline"].write(folder)
+        for number in (0, 1):
+            node = folder / f"sys/devices/system/node/node{number}"
+            (node / "meminfo").write_text(f"Node {number} MemTotal:       4096 kB\n")
+        cpu = folder / "sys/devices/system/cpu"
+        (cpu / "cpu2/node0").symlink_to(folder / "sys/devices/system/node/node0")
+        (cpu / "cpu2/microcode").mkdir()
+        (cpu / "cpu2/microcode/reload").write_text("secret")
+        (cpu / "vulnerabilities").mkdir()
+        (cpu / "vulnerabilities/l1tf").write_text("secret")
+        return folder
+
+    def test_a_record_read_elsewhere_is_the_machine(
+        self, machine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        record = tmp_path / "r.tar.gz"
+
+        assert cli.main(["topology", "--topology", str(machine), "--record", str(record)]) == 0
+
+        said = capsys.readouterr()
+        assert said.out.startswith(f"{record}: ")
+        assert said.err == ""
+        for form in (["--json"], ["--nrt", "--node-name", "n"], []):
+            shown = []
+            for source in (machine, record):
+                assert cli.main(["topology", "--topology", str(source), *form]) == 0
+                shown.append(capsys.readouterr().out)
+            assert shown[0] == shown[1]
+
+    def test_a_record_goes_to_standard_output_where_no_file_can_be_written(
+        self,
+        machine: Path,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        capsysbinary: pytest.CaptureFixture[bytes],
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(os, "access", lambda *_: False)
+
+        assert cli.main(["topology", "--topology", str(machine), "--record", "-"]) == 0
+
+        said = capsysbinary.readouterr()
+        assert said.err == b""
+        assert [path.name for path in tmp_path.iterdir()] == ["machine"]
+        record = tmp_path / "r.tar.gz"
+        record.write_bytes(said.out)
+        assert open_topology(str(record)) == open_topology(str(machine))
+
+    def test_nothing_but_the_topology_is_packed(self, machine: Path, tmp_path: Path) -> None:
+        record = tmp_path / "r.tar.gz"
+        assert cli.main(["topology", "--topology", str(machine), "--record", str(record)]) == 0
+
+        with tarfile.open(record) as archive:
+            members = {member.name: member for member in archive}
+        assert all(name.startswith("sys/devices/system/") for name in members)
+        assert not any("microcode" in name or "vulnerab" in name for name in members)
+        assert members["sys/devices/system/cpu/cpu2/node0"].isdir()
+        assert "sys/devices/system/node/node1/meminfo" in members
+
+    def test_a_file_that_is_there_stays(
+        self, machine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        there = tmp_path / "r.tar.gz"
+        there.write_text("mine")
+
+        assert cli.main(["topology", "--topology", str(machine), "--record", str(there)]) == 2
+
+        assert "is there already; name another file with --record" in capsys.readouterr().err
+        assert there.read_text() == "mine"
+
+    @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, "No space left on device")])
+    def test_what_stops_it_leaves_no_file(
+        self, machine: Path, tmp_path: Path, error: BaseException, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def stopped(*_: object) -> None:
+            raise error
+
+        monkeypatch.setattr(tarfile.TarFile, "addfile", stopped)
+        asked = ["topology", "--topology", str(machine), "--record", str(tmp_path / "r.tar.gz")]
+        with suppress(KeyboardInterrupt):
+            assert cli.main(asked) != 0
+        assert [path.name for path in tmp_path.iterdir()] == ["machine"]
+
+    def test_a_file_that_cannot_be_read_is_named(
+        self,
+        machine: Path,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        # Root may read everything, so the file system is asked to refuse instead.
+        opened = type(machine).open
+
+        def refusing(path: Path, *arguments: Any, **named: Any) -> Any:
+            if path.name == "distance" and path.parent.name == "node1":
+                raise PermissionError(13, "Permission denied")
+            return opened(path, *arguments, **named)
+
+        monkeypatch.setattr(type(machine), "open", refusing)
+        record = tmp_path / "r.tar.gz"
+
+        assert cli.main(["topology", "--topology", str(machine), "--record", str(record)]) == 2
+
+        assert "node1/distance: Permission denied" in capsys.readouterr().err
+        assert not record.exists()
+
+    @pytest.mark.parametrize(
+        ("more", "said"),
+        [
+            (["--json"], "--record has no effect with --json; leave one of them out"),
+            (["--nrt"], "--record has no effect with --nrt"),
+            (["--record", "/no/such/folder/r"], "/no/such/folder/r cannot be written; name a file"),
+        ],
+    )
+    def test_bad_usage_is_one_line(
+        self,
+        machine: Path,
+        tmp_path: Path,
+        more: list[str],
+        said: str,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        record = ["--record", str(tmp_path / "r.tar.gz")]
+        assert cli.main(["topology", "--topology", str(machine), *record, *more]) == 2
+        error = capsys.readouterr().err
+        assert said in error
+        assert error.count("\n") == 1
+        assert [path.name for path in tmp_path.iterdir()] == ["machine"]
+
+    def test_a_record_is_not_recorded(
+        self, machine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        first, second = tmp_path / "1.tar.gz", tmp_path / "2.tar.gz"
+        assert cli.main(["topology", "--topology", str(machine), "--record", str(first)]) == 0
+        assert cli.main(["topology", "--topology", str(first), "--record", str(second)]) == 2
+        assert f"{first} is a record already; copy it" in capsys.readouterr().err

@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cpupool import cli
-from cpupool.commands import UsageError, validate
+from cpupool.commands import validate
+from cpupool.commands.shell.exit_codes import UsageError
 from cpupool.config import poolconfig
 from cpupool.core.errors import ConfigError
 from cpupool.core.names import Names
+from cpupool.host import installed_policies
 from cpupool.host.pool_files import read_pool_files
 from tests.machines import MACHINES
+from tests.policies import package
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -363,4 +366,22 @@ def test_what_only_the_policy_knows_is_reported_with_its_place(
         f"{file}:5:30: cpuManager.options.full-pcpus-only: the default pool lacks CPUs 16-31,"
         " siblings of its own: their cores are torn; add 16-31 to the default pool, or turn the"
         " option off"
+    )
+
+
+def test_a_package_with_a_built_in_name_is_named_at_the_key(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package(folder / "site", "taker", static="tests.policies:LowestCPUs")
+    monkeypatch.syspath_prepend(str(folder / "site"))
+    monkeypatch.setattr(installed_policies, "_provided", installed_policies._provided.__wrapped__)
+    file = folder / "static.yaml"
+    file.write_text(STATIC)
+
+    code, said = run(file)
+
+    assert code == 0
+    assert said[0] == (
+        f"{file}:2:11: warning: cpuManager.policy: the policy static of the package taker is never"
+        " used: static is built in; name it otherwise in the package"
     )

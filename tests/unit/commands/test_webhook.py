@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from cpupool import cli
-from cpupool.admission.rules import CFSQuotas, RequiredAgent
-from cpupool.commands import BAD_INPUT
 from cpupool.commands import webhook as command
-from cpupool.https.server import HTTPSServer
-from cpupool.roles.webhook import Webhook
+from cpupool.commands.shell.exit_codes import BAD_INPUT
 from cpupool.telemetry.server import TelemetryServer
+from cpupool.webhook.admission.rules import CFSQuotas, RequiredAgent
+from cpupool.webhook.https.server import HTTPSServer
+from cpupool.webhook.service import Webhook
 
 if TYPE_CHECKING:
     import threading
     from collections.abc import Iterator
     from pathlib import Path
 
-    from cpupool.roles.webhook import WebhookSettings
+    from cpupool.webhook.service import WebhookSettings
 
 
 @pytest.fixture(autouse=True)

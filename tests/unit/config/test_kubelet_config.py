@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from cpupool.config import kubelet_config
-from cpupool.config.kubelet_config import KubeletConfig, KubeletNeeds
+from cpupool.config.kubelet_settings import KubeletConfig, KubeletNeeds
 from cpupool.core.cpu_manager import CPUManager, Scope, TopologyPolicy
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import ConfigError, QuantityError, Severity
@@ -155,6 +155,9 @@ def test_the_scheduler_gets_the_cpus_that_the_cpu_manager_policy_can_give() -> N
     assert KubeletConfig(system_reserved_milli=18000).describe(CHOOSING) == (
         "14 cpu for the scheduler, in a default pool of 16 CPUs; the CPU manager gives out 14 and"
         " reserves 0,16"
+    )
+    assert KubeletConfig(system_reserved_milli=28500).describe(NEEDS) == (
+        "3500m cpu for the scheduler, in a default pool of 4 CPUs"
     )
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from cpupool.config import pool_rules
-from cpupool.config.kubelet_config import KubeletNeeds
+from cpupool.config.kubelet_settings import KubeletNeeds
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.pools import MixedCPUs, NodePools, Pool
 from tests.machines import MACHINES, Machine
@@ -122,15 +122,82 @@ def test_without_a_machine_siblings_are_left_as_they_are() -> None:
 
 
 def test_a_profile_for_every_node() -> None:
-    text = written(cpu={"reserved": "0", "isolated": "1"}, numa={"topologyPolicy": "restricted"})
+    text = written(cpu={"reserved": "0", "isolated": "1"}, net={})
 
     said = refusals(text, Machine(cores=2).topology())
 
     assert [one.partition("warning: ")[2].partition(";")[0] for one in said] == [
         "spec.nodeSelector: there is none, so the pool file is for every node",
-        "spec: this is not for cpupool: spec.numa",
+        "spec: this is not for cpupool: spec.net",
     ]
     assert file_of(profile_of(text)).node_selector == {}
+
+
+FIVE = {
+    "reserved": "0-1",
+    "isolated": "4-5",
+    "shared": "6",
+    "ovsDpdk": "2-3",
+    "offlined": "7",
+}
+
+
+@pytest.mark.parametrize(
+    ("shared", "mixed", "kept"),
+    [("6", True, "0-3,6"), ("6", False, "0-3"), ("", False, "0-3")],
+)
+def test_the_cpus_of_open_vswitch_are_reserved_and_in_no_pool(
+    shared: str, mixed: bool, kept: str
+) -> None:
+    profile = profile_of(
+        written(cpu={**FIVE, "shared": shared}, workloadHints={"mixedCpus": mixed})
+    )
+
+    assert str(profile.reserved_system_cpus) == kept
+    listed = CPUSet.union(pool.cpus for pool in pools_in(profile))
+    assert listed == CPUSet.parse(f"0-1,4-5,{shared}".rstrip(","))
+    assert profile.unread == ()
+
+
+def test_no_two_of_the_five_lists_overlap() -> None:
+    names = list(FIVE)
+    for at, first in enumerate(names):
+        for second in names[at + 1 :]:
+            both = {**FIVE, second: f"{FIVE[second]},{FIVE[first]}"}
+            (said,) = refusals(written(cpu=both))
+            assert f"spec.cpu.{second}: CPUs {FIVE[first]} are also in spec.cpu.{first}" in said
+
+
+def test_cpus_of_the_other_lists_are_in_a_list() -> None:
+    text = written(cpu=FIVE, nodeSelector={"a/b": ""}, workloadHints={"mixedCpus": True})
+
+    assert refusals(text, Machine(cores=8).without("7").topology()) == []
+    (off,) = refusals(text, Machine(cores=8).topology())
+    assert "spec.cpu.offlined: CPUs 7 are online on this machine, so reservedSystemCPUs" in off
+
+
+def test_a_core_that_open_vswitch_shares_with_a_pool_is_named() -> None:
+    text = written(cpu={**FIVE, "ovsDpdk": "2", "offlined": "7"}, nodeSelector={"a/b": ""})
+    found = [one for one in refusals(text, VM.topology()) if "ovsDpdk" in one]
+    assert found == []
+
+    text = written(cpu={**FIVE, "isolated": "3-5", "ovsDpdk": "2"}, nodeSelector={"a/b": ""})
+    (said,) = (one for one in refusals(text, VM.topology()) if "ovsDpdk" in one)
+    assert "spec.cpu.ovsDpdk: CPUs 3 of pools share cores with the CPUs here; list the" in said
+
+
+@pytest.mark.parametrize("policy", ["none", "best-effort", "restricted", "single-numa-node"])
+def test_the_topology_policy_is_read(policy: str) -> None:
+    profile = profile_of(
+        written(cpu={"reserved": "0", "isolated": "1"}, numa={"topologyPolicy": policy})
+    )
+    assert profile.topology_policy == policy
+
+
+def test_an_unknown_topology_policy_is_refused() -> None:
+    text = written(cpu={"reserved": "0", "isolated": "1"}, numa={"topologyPolicy": "single"})
+    (said,) = refusals(text)
+    assert "spec.numa.topologyPolicy: unknown value 'single'" in said
 
 
 @pytest.mark.parametrize("version", ["v2", "v1", "v1alpha1"])
@@ -142,13 +209,15 @@ def test_every_version_is_read(version: str) -> None:
 
 def test_fields_beside_those_that_are_read_are_named() -> None:
     text = written(
-        cpu={"reserved": "0", "isolated": "1", "offlined": "2"},
+        cpu={"reserved": "0", "isolated": "1", "balanceIsolated": True},
+        numa={"topologyPolicy": "restricted", "other": 1},
         workloadHints={"realTime": True},
         net={},
     )
 
     assert set(profile_of(text).unread) == {
-        "spec.cpu.offlined",
+        "spec.cpu.balanceIsolated",
+        "spec.numa.other",
         "spec.workloadHints.realTime",
         "spec.net",
     }

@@ -12,6 +12,7 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import Problem, Severity
 from cpupool.core.pool_policy import CPUBindPolicy, ExclusivePolicy, NUMAPolicy, PoolPolicy
 from cpupool.core.pools import MixedCPUs, NodePools, Pool
+from cpupool.core.withheld import Withheld
 from tests.machines import MACHINES
 
 MACHINE = MACHINES["telco_2s_2n_16c32t"]
@@ -147,6 +148,25 @@ def test_an_offline_cpu_is_a_warning() -> None:
             "warning: pools.exclusive.cpus: CPUs 3 are offline; no container gets them until they"
             " are switched on"
         )
+    ]
+
+
+def test_a_cpu_that_another_cgroup_keeps_is_a_warning_that_names_the_cgroup() -> None:
+    kept = Withheld(CPUSet.of(3, 9), "/dpdk.service", "isolated")
+    topology = replace(MACHINE.having_lost(CPUSet.of(3, 4, 9)), withheld=(kept,))
+
+    told = pool_rules.validate(node(default="0", exclusive="2-4"), topology)
+
+    assert said(told) == [
+        (
+            "warning: pools.exclusive.cpus: CPUs 3 are for cgroup /dpdk.service alone"
+            " (cpuset.cpus.partition: isolated); write member into cpuset.cpus.partition of"
+            " /dpdk.service (systemd: remove CPUSetPartition=)"
+        ),
+        (
+            "warning: pools.exclusive.cpus: CPUs 4 are offline; no container gets them until they"
+            " are switched on"
+        ),
     ]
 
 

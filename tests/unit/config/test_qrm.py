@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cpupool.config.kubelet_config import KubeletConfig
+from cpupool.config.kubelet_settings import KubeletConfig
 from cpupool.core.cpu_manager import CPUManager, Scope, TopologyPolicy
 from cpupool.core.cpuset import CPUSet
 from tests.unit.config.poolconfig.files import parse, refused
@@ -54,7 +54,7 @@ def test_a_whole_pod_can_be_aligned_at_once(policy: str) -> None:
         ),
         (
             "policy: qrm, reserved: 1, resourceUsedThresholdWithBE: {enable: true}",
-            "the policy qrm does not suppress best-effort pods",
+            "the policy qrm has no such setting; remove it, or write policy: koordinator",
         ),
     ],
 )

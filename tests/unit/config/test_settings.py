@@ -7,7 +7,7 @@ import pytest
 from cpupool.config import settings
 from cpupool.config.settings import OPTIONS, AgentSettings, SettingRefused
 from cpupool.core.errors import ConfigError
-from cpupool.core.resource_plugins import ServedAs
+from cpupool.core.plugin_facts import ServedAs
 
 FILE = "settings.yaml"
 

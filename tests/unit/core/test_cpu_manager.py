@@ -18,6 +18,11 @@ def test_options_that_are_on_have_the_kubelets_names() -> None:
     assert StaticOptions().written() == {}
 
 
+def test_a_policy_is_named_with_its_options() -> None:
+    assert STATIC.named == "static, full-pcpus-only"
+    assert CPUManager().named == "none"
+
+
 def test_options_contradict_each_other_and_the_topology_policy() -> None:
     wrong = StaticOptions(
         full_pcpus_only=True, distribute_cpus_across_cores=True, align_by_socket=True

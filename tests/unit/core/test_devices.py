@@ -8,7 +8,12 @@ import pytest
 from cpupool.core import devices
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.devices import Advertised, Device, Offer, nodes_of
-from cpupool.core.errors import AllocationError, UnavailableDevices, UnknownDevices
+from cpupool.core.errors import (
+    AllocationError,
+    SMTAlignmentError,
+    UnavailableDevices,
+    UnknownDevices,
+)
 from cpupool.core.names import ENABLE_SHARED_CPUS, Names
 from cpupool.core.pool_policy import CPUBindPolicy, PoolPolicy
 from cpupool.core.pools import Pool
@@ -69,9 +74,9 @@ def test_a_shared_pool_lists_a_device_per_milli_cpu_on_no_node() -> None:
     assert devices.capacity(SHARED) == 2000
 
 
-def test_an_offline_cpu_is_unhealthy_and_keeps_its_node() -> None:
+def test_an_offline_cpu_is_unhealthy_and_on_no_node() -> None:
     listed = list(offer(EXCLUSIVE, offline=CPUSet.of(8)))
-    assert listed[2] == Device("8", healthy=False, node=1)
+    assert listed[2] == Device("8", healthy=False, node=None)
     assert healthy(EXCLUSIVE, offline=CPUSet.of(8)) == ["6", "7", "9"]
 
 
@@ -188,6 +193,13 @@ def test_parts_of_cores_are_refused_where_the_pool_promises_whole_ones(
     assert str(raised.value) == message
 
 
+def test_a_pool_without_enough_whole_cores_says_how_many_cpus_they_have() -> None:
+    assert str(devices.unaligned("exclusive", SMTAlignmentError(4, 2, available=2))) == (
+        "exclusive: 4 CPUs requested, 2 free on whole cores; request fewer, or wait until other"
+        " pods end"
+    )
+
+
 def test_a_core_is_not_whole_while_its_sibling_is_offline() -> None:
     with pytest.raises(AllocationError, match="1 CPUs requested of cores with 2"):
         offer(WHOLE, offline=CPUSet.of(22)).check_free(["6"])
@@ -215,7 +227,7 @@ def test_a_device_that_a_pod_holds_stays_listed_after_its_cpu_has_left_the_pool(
 
 def test_a_draining_device_is_unhealthy_while_its_cpu_is_offline() -> None:
     drained = offer(EXCLUSIVE, offline=CPUSet.of(10), held=frozenset({"10"}))
-    assert list(drained)[-1] == Device("10", healthy=False, node=1)
+    assert list(drained)[-1] == Device("10", healthy=False, node=None)
 
 
 def test_a_pool_that_is_gone_lists_what_pods_hold_and_nothing_else() -> None:
@@ -376,13 +388,6 @@ def test_what_a_pod_carries_itself_counts_for_none_of_its_containers(text: str) 
 )
 def test_what_cpupool_has_not_written_counts_as_no_allocation(text: str) -> None:
     assert annotated(text) == {}
-
-
-@pytest.mark.parametrize("count", [0, 1, 10, 11, 256, 1000, 10_000, 10_001, 100_000, 101_000])
-def test_a_device_list_is_sized_to_the_byte(count: int) -> None:
-    # Device{ID, "Healthy"} in ListAndWatchResponse: 2 + (2 + id) + (2 + 7) bytes.
-    expected = sum(13 + len(str(number)) for number in range(count))
-    assert devices.device_list_bytes(count) == expected
 
 
 def test_devices_without_a_numa_node_limit_no_choice() -> None:

@@ -6,6 +6,7 @@ import weakref
 
 import pytest
 
+from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import (
     CgroupNotFound,
     CgroupWriteRejected,
@@ -15,7 +16,9 @@ from cpupool.core.errors import (
     HostFileError,
     Location,
     ManifestError,
+    NoObjectName,
     NotEnoughDevices,
+    PartitionUnsafe,
     PlacementError,
     PodRefused,
     Problem,
@@ -26,7 +29,7 @@ from cpupool.core.errors import (
     refuse_errors,
     without_frames,
 )
-from cpupool.policies.base import Refusal
+from cpupool.policies.view import Refusal
 
 ERROR = Problem("it is red", "paint it")
 WARNING = Problem("it is pale", "paint it", severity=Severity.WARNING)
@@ -111,6 +114,18 @@ def test_places_sort_in_the_order_of_reading() -> None:
         (
             PodRefused("default/web", "UnexpectedAdmissionError", "no device is left"),
             "default/web: UnexpectedAdmissionError: no device is left",
+        ),
+        (
+            NoObjectName("a/b"),
+            "'a/b' is no name of an object; write it as `kubectl get` shows it",
+        ),
+        (
+            PartitionUnsafe("/pod1/c1", CPUSet.parse("2-3")),
+            (
+                "/pod1/c1: unbound workqueues may run on its CPUs 2-3, and then Linux can block for"
+                " ever when it makes a partition; boot with workqueue.unbound_cpus=CPUS, without"
+                " the CPUs of exclusive pools"
+            ),
         ),
         (HostFileError("/sys/x", "is empty", "look there"), "/sys/x: is empty; look there"),
         (CgroupNotFound("pod1/c1"), "pod1/c1: this cgroup is gone"),

@@ -83,8 +83,13 @@ def test_a_pools_variable_is_a_name_that_a_shell_accepts() -> None:
     assert pool_variable("enable-shared-cpus") == "OPENSHIFT_SHARED_CPUS"
 
 
-def test_processes_are_annotated_under_the_domain() -> None:
-    assert Names("example.com").processes == "example.com/cpus"
+def test_annotations_are_under_the_domain() -> None:
+    names = Names("example.com")
+
+    assert names.processes == "example.com/cpus"
+    assert names.chosen == "example.com/cpus-chosen"
+    assert names.answered == "example.com/cpus-answered"
+    assert names.requests == "example.com/requests"
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from cpupool.admission.pod_requests import PodRequests
 from cpupool.core.errors import ManifestError, QuantityError
 from cpupool.core.names import Names
 from cpupool.core.quantity import Quantity
 from cpupool.core.resources import (
+    PodResources,
     Requirements,
     can_be_extended,
     is_of_kubernetes,
@@ -18,6 +18,7 @@ from cpupool.core.resources import (
 )
 from cpupool.core.workloads import ContainerKind, QoSClass
 from cpupool.kube import views
+from cpupool.webhook.admission.pod_requests import PodRequests
 from tests import builders
 from tests.pods import container, pod
 
@@ -140,3 +141,45 @@ def test_a_pod_has_the_limit_of_its_own_resources() -> None:
 
     assert pod_limit_milli(pod_level, None, QoSClass.BURSTABLE, containers) == 4000
     assert pod_limit_milli(pod_level, None, QoSClass.BEST_EFFORT, containers) is None
+
+
+APP, INIT = ContainerKind.APP, ContainerKind.INIT
+
+
+@pytest.mark.parametrize(
+    ("requests", "limits", "containers", "milli"),
+    [
+        pytest.param({}, {}, [(APP, "500m")], None, id="no resources of its own"),
+        pytest.param({"cpu": "1"}, {"cpu": "4"}, [(APP, "500m")], 1000, id="its request"),
+        pytest.param({}, {"cpu": "4"}, [(APP, "500m"), (APP, "1")], 1500, id="the containers'"),
+        pytest.param({}, {"cpu": "4"}, [(INIT, "3"), (APP, "1")], 3000, id="an init container's"),
+        pytest.param({}, {"cpu": "4"}, [], 4000, id="its limit"),
+        pytest.param({}, {"cpu": "4"}, [(APP, None)], 4000, id="its limit where none requests"),
+        pytest.param(
+            {},
+            {"cpu": "4"},
+            [(ContainerKind.EPHEMERAL, "1")],
+            4000,
+            id="an ephemeral one's is none",
+        ),
+    ],
+)
+def test_a_pods_own_request_is_completed_as_the_api_server_does(
+    requests: dict[str, object],
+    limits: dict[str, object],
+    containers: list[tuple[ContainerKind, str | None]],
+    milli: int | None,
+) -> None:
+    parts = tuple((kind, read({"cpu": asked}, {})) for kind, asked in containers)
+
+    assert PodResources(read(requests, limits), parts).level_milli == milli
+
+
+def test_a_completed_request_is_found_where_the_pods_limit_stands() -> None:
+    resources = PodResources(read({}, {"memory": "1Gi"}), ((APP, read({"memory": "64Mi"}, {})),))
+
+    level = resources.level("memory")
+
+    assert level
+    assert level.value == 64 * 2**20
+    assert level.path == "spec.resources.limits.memory"

@@ -36,36 +36,6 @@ def test_a_container_runs_on_the_union_of_what_it_has() -> None:
     assert CPUAssignment(Placement.DEFAULT).cpus == CPUSet()
 
 
-def test_an_application_gets_its_cpus_by_pool_and_by_kind() -> None:
-    assigned = CPUAssignment(
-        Placement.POOLS,
-        exclusive=CPUSet.of(4, 6),
-        shared=CPUSet.of(0, 1),
-        resources={
-            builders.resource("exclusive-a"): CPUSet.of(4),
-            builders.resource("exclusive-b"): CPUSet.of(6),
-            builders.resource("shared"): CPUSet.of(0, 1),
-            builders.resource("shared-off"): CPUSet(),
-        },
-    )
-    assert assigned.environment == {
-        "EXCLUSIVE_CPUS": "4,6",
-        "SHARED_CPUS": "0-1",
-        "CPUPOOL_CPUS_EXCLUSIVE_A": "4",
-        "CPUPOOL_CPUS_EXCLUSIVE_B": "6",
-        "CPUPOOL_CPUS_SHARED": "0-1",
-    }
-
-
-@pytest.mark.parametrize("placement", [Placement.DEFAULT, Placement.CONFINED])
-def test_a_container_that_is_not_as_requested_gets_nothing(
-    placement: Placement,
-) -> None:
-    came_with = {builders.resource("shared"): CPUSet.of(0)}
-    assigned = CPUAssignment(placement, default=CPUSet.of(0), resources=came_with)
-    assert assigned.environment == {}
-
-
 def test_a_container_is_whose_the_kubelets_labels_say() -> None:
     devices = {builders.resource("exclusive-a"): frozenset({"2"})}
     labels = {**LABELS, "io.kubernetes.container.name": "main", "app": "web"}
@@ -76,6 +46,13 @@ def test_a_container_is_whose_the_kubelets_labels_say() -> None:
 
 def test_a_sandbox_has_no_container_name() -> None:
     assert RuntimeContainer.labelled("abc", LABELS) == RuntimeContainer(
+        ContainerID("abc"), "uid", "default", "web"
+    )
+
+
+def test_a_name_in_a_sandboxs_labels_is_its_authors_and_does_not_count() -> None:
+    labels = {**LABELS, "io.kubernetes.container.name": "main"}
+    assert RuntimeContainer.sandbox("abc", labels) == RuntimeContainer(
         ContainerID("abc"), "uid", "default", "web"
     )
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from cpupool.core.cgroups import FoundContainer
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.names import Names
 from cpupool.core.pools import NodePools, Pool
@@ -16,7 +17,6 @@ from cpupool.enforce.repair import Keeper
 from cpupool.host.partitions import Partitions
 from cpupool.host.root import HostRoot
 from cpupool.manager.manager import Manager
-from cpupool.manager.ports import FoundContainer
 from tests import builders
 from tests.machines import MACHINES
 from tests.partitions import RELEASE, PartitionFiles
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cpupool.core.workloads import Container, Pod
-    from cpupool.manager.ports import PartitionTree
+    from cpupool.enforce.ports import PartitionTree
 
 MACHINE = MACHINES["arm_no_smt"]
 POOLS = NodePools.of(

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
+from cpupool.core.cgroups import POD_ITSELF, Writer
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.workloads import ContainerID
 from cpupool.enforce import moves
 from cpupool.enforce.moves import Move
-from cpupool.manager.ports import POD_ITSELF, Writer
 
 NOBODY = CPUSet()
 DEFAULT = CPUSet.parse("0-1")

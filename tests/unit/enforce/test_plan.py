@@ -1,8 +1,8 @@
 import pytest
 
+from cpupool.core.cgroups import CgroupNode
 from cpupool.core.cpuset import CPUSet
 from cpupool.enforce.plan import plan
-from cpupool.manager.ports import CgroupNode
 
 
 def node(path: str, cpus: str, *children: CgroupNode) -> CgroupNode:

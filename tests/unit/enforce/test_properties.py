@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from cpupool.core.cgroups import FoundContainer
 from cpupool.core.pools import NodePools, Pool
 from cpupool.core.properties import Properties
 from cpupool.core.quota import Bandwidth, Limit
 from cpupool.enforce.properties import PropertiesGoal
 from cpupool.enforce.repair import Keeper
-from cpupool.enforce.writers import Writers
+from cpupool.enforce.writer_choice import Writers
 from cpupool.host.cgroupfs import CgroupVersion
 from cpupool.manager.manager import Manager
-from cpupool.manager.ports import FoundContainer
 from cpupool.telemetry.metrics import Metrics
 from tests import builders
 from tests.machines import MACHINES

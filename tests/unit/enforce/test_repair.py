@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from cpupool.core.cgroups import POD_ITSELF, FoundContainer
 from cpupool.core.errors import CgroupNotFound, CgroupWriteRejected, RuntimeBusy
 from cpupool.core.pools import NodePools, Pool
-from cpupool.enforce.drift import Reason
+from cpupool.enforce.foreign_writers import Reason
 from cpupool.enforce.notices import Notice
 from cpupool.enforce.repair import Keeper
 from cpupool.manager.manager import Manager
-from cpupool.manager.ports import POD_ITSELF, FoundContainer
 from tests import builders
 from tests.machines import MACHINES
 

@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from cpupool.core.cgroups import CgroupNode
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import CgroupNotFound, CgroupWriteRejected, HostFileError
 from cpupool.enforce.apply import bring
 from cpupool.host.cgroup_memory import CgroupMemory
 from cpupool.host.cgroupfs import CgroupVersion
 from cpupool.host.root import HostRoot
-from cpupool.manager.ports import CgroupNode
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from cpupool.core.cgroups import POD_ITSELF, CgroupNode, FoundContainer
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import CgroupNotFound, CgroupWriteRejected, HostFileError
 from cpupool.host.cgroupfs import CgroupFS, CgroupVersion, hierarchy
 from cpupool.host.root import HostRoot
-from cpupool.manager.ports import POD_ITSELF, CgroupNode, FoundContainer
 from tests.cgroups import CgroupTreeContract, Ground
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cpupool.core.koordinator import CPUModel
+from cpupool.core.node_topology import CPUModel
 from cpupool.host import cpu_model
 from cpupool.host.sysfs import RecordedTree
 

@@ -13,7 +13,7 @@ import pytest
 from cpupool.core.errors import HostFileError
 from cpupool.host import files
 from cpupool.host.files import DirectoryWatch, FileLock
-from cpupool.threads import ThreadFailed
+from cpupool.loops.threads import ThreadFailed
 from tests.waiting import DEADLINE_S
 
 if TYPE_CHECKING:

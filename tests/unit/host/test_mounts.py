@@ -9,11 +9,11 @@ import pytest
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import HostFileError
+from cpupool.core.mounts import Mount
 from cpupool.core.pools import Pool
 from cpupool.host import files
 from cpupool.host.mounts import SPARE_S, Mounts
 from cpupool.host.root import HostRoot
-from cpupool.manager.ports import Mount
 from cpupool.version import VERSION
 from tests.events import Heard
 

@@ -11,9 +11,9 @@ from cpupool.core.errors import (
     HostFileError,
     PartitionUnsafe,
 )
+from cpupool.enforce.ports import Partition
 from cpupool.host.partitions import Partitions
 from cpupool.host.root import HostRoot
-from cpupool.manager.ports import Partition
 from tests.partitions import RELEASE, PartitionFiles
 
 if TYPE_CHECKING:

@@ -2,12 +2,23 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.host import processes
-from cpupool.host.processes import Daemon, command_lines, daemons
+from cpupool.host.processes import (
+    Daemon,
+    RuntimeProcess,
+    command_lines,
+    daemons,
+    runtimes,
+    threads,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 def write(proc: Path, pid: str, cgroup: str, status: str) -> None:
@@ -73,3 +84,54 @@ def test_the_command_lines_of_a_program_have_its_words(tmp_path: Path) -> None:
     (tmp_path / "10").mkdir()
 
     assert list(command_lines(tmp_path, "koordlet")) == [("/bin/koordlet", "-a=b", "c")]
+
+
+@pytest.mark.parametrize(
+    ("files", "cgroup", "cpuset"),
+    [
+        pytest.param(
+            {"cgroup.controllers": "cpuset", "system.slice/cpuset.cpus.effective": "0-1"},
+            "0::/system.slice/containerd.service\n",
+            "0-1",
+            id="v2, of the slice",
+        ),
+        pytest.param(
+            {"cgroup.controllers": "cpuset", "cpuset.cpus.effective": "0-7"},
+            "0::/system.slice/containerd.service\n",
+            "0-7",
+            id="v2, of the root",
+        ),
+        pytest.param(
+            {"cpuset/cpuset.cpus": "0-7", "cpuset/a/cpuset.cpus": "0-5"},
+            "4:cpu,cpuacct:/\n3:cpuset:/a\n1:name=systemd:/system.slice/containerd.service\n",
+            "0-5",
+            id="v1",
+        ),
+    ],
+)
+def test_a_runtime_is_found_with_its_own_cpus_and_its_cpuset(
+    tmp_path: Path, files: Mapping[str, str], cgroup: str, cpuset: str
+) -> None:
+    for name, text in files.items():
+        (tmp_path / "cg" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "cg" / name).write_text(f"{text}\n")
+    for pid, name in (("7", "containerd"), ("8", "containerd-shim"), ("9", "sshd")):
+        write(tmp_path / "proc", pid, cgroup, STATUS.replace("sshd", name))
+    found = sorted(runtimes(tmp_path / "proc", tmp_path / "cg"), key=lambda one: one.pid)
+    cpus = CPUSet.parse("0-3")
+    assert found == [
+        RuntimeProcess(7, "containerd", cpus, CPUSet.parse(cpuset)),
+        RuntimeProcess(8, "containerd-shim", cpus, CPUSet.parse(cpuset)),
+    ]
+
+
+@pytest.mark.parametrize("name", ["cgroup.threads", "tasks"])
+def test_threads_of_a_cgroup_and_below_are_asked(tmp_path: Path, name: str) -> None:
+    cgroup, proc = tmp_path / "c", tmp_path / "proc"
+    (cgroup / "nested").mkdir(parents=True)
+    assert threads(proc, cgroup) == CPUSet()
+    (cgroup / name).write_text("7\n8\n")
+    (cgroup / "nested" / name).write_text("9\n")
+    for pid, cpus in (("7", "1"), ("9", "4-5")):
+        write(proc, pid, "", STATUS.replace("0-3", cpus))
+    assert threads(proc, cgroup) == CPUSet.parse("1,4-5")

@@ -11,6 +11,9 @@ from cpupool.core.errors import HostFileError
 from cpupool.core.names import Names
 from cpupool.host import recording
 from cpupool.host.recording import Recording, extract
+from cpupool.host.root import HostRoot
+from cpupool.host.sysfs import Sysfs
+from tests.machines import MACHINES
 from tests.nodes import WrittenNode
 
 
@@ -145,6 +148,60 @@ def test_a_single_pool_file_is_taken_whatever_its_name(tmp_path: Path) -> None:
     assert kept.files["etc/cpu-pooler/pools.txt"] == b"pools: {}"
     assert "var/lib/kubelet/pods" not in "".join(kept.files)
     assert not kept.left_out
+
+
+def test_the_kubelets_configuration_is_the_one_in_force(tmp_path: Path) -> None:
+    node = WrittenNode(tmp_path)
+    path = node.put("var/lib/kubelet/config.yaml", "kind: KubeletConfiguration\n")
+    head = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"
+    node.put("etc/kubelet.d/1.conf", f"{head}topologyManagerPolicy: restricted\nclusterDNS: [a]\n")
+
+    def kept(folder: str = "") -> Recording:
+        return recording.record(
+            node.root,
+            Names(),
+            cgroup_root="",
+            config=node.pool_files,
+            kubelet_config_file=path,
+            kubelet_config_dir=folder,
+        )
+
+    # What another source may set is not said.
+    assert json.loads(kept().files["var/lib/kubelet/config.yaml"]) == {
+        "kind": "KubeletConfiguration"
+    }
+    written = json.loads(kept(f"{tmp_path}/etc/kubelet.d").files["var/lib/kubelet/config.yaml"])
+    assert written == {"kind": "KubeletConfiguration", "topologyManagerPolicy": "restricted"}
+
+    node.put("proc/9/cmdline", "kubelet\0--config=/var/lib/kubelet/config.yaml\0")
+    written = json.loads(kept().files["var/lib/kubelet/config.yaml"])
+    assert (written["topologyManagerPolicy"], written["cpuManagerPolicy"]) == ("none", "none")
+
+    (said,) = kept(f"{tmp_path}/absent").left_out
+    assert "absent: No such file or directory" in said
+
+
+def test_the_nodes_of_cpus_are_read_back(tmp_path: Path) -> None:
+    machine = MACHINES["telco_with_offline"]
+    machine.write(tmp_path / "node")
+    root = HostRoot.under(tmp_path / "node")
+    system = root.sysfs / "devices/system"
+    for thread in machine.layout():
+        # As with numa=fake=2: only the links tell.
+        (system / f"node/node{thread.node}/cpulist").write_text("0-31")
+        folder = system / f"cpu/cpu{thread.cpu}"
+        folder.mkdir(exist_ok=True)
+        (folder / f"node{thread.node}").symlink_to(f"../../node/node{thread.node}")
+
+    kept = recording.record(
+        root, Names(), cgroup_root="", config=tmp_path, kubelet_config_file=tmp_path / "none"
+    )
+    with (tmp_path / "b.tar.gz").open("wb") as file:
+        kept.write(file)
+    extract(tmp_path / "b.tar.gz", tmp_path / "out")
+
+    recorded = Sysfs.at(HostRoot.under(tmp_path / "out").sysfs).topology()
+    assert recorded == machine.topology()
 
 
 def test_a_node_without_cgroups_is_recorded_all_the_same(tmp_path: Path) -> None:

@@ -3,10 +3,10 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+from cpupool.core.cgroups import FoundContainer, Writer
 from cpupool.core.pools import NodePools, Pool
 from cpupool.host.status_file import StatusFile
 from cpupool.manager.manager import Manager
-from cpupool.manager.ports import FoundContainer, Writer
 from cpupool.manager.report import PluginReport, PluginStatus
 from tests.builders import container, given, pod
 from tests.machines import MACHINES

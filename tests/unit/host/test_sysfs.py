@@ -223,6 +223,28 @@ class TestNodes:
         assert list(topology.nodes) == [0, 8, 33, 250]
         assert topology.distances == {33: (10, 21)}
 
+    FAKE = two_cpus() | {f"{NODE}/node{node}/cpulist": "0-1" for node in range(4)}
+    """As with numa=fake=4: every node lists the CPUs of the one real node."""
+
+    def test_a_cpu_is_on_the_node_of_its_link_alone(self) -> None:
+        links = {f"{CPU}/cpu0/node2": "", f"{CPU}/cpu1/node0": ""}
+
+        topology = read(self.FAKE | links)
+
+        assert topology.nodes == {0: CPUSet.of(1), 1: CPUSet(), 2: CPUSet.of(0), 3: CPUSet()}
+        assert [topology.node_of(cpu) for cpu in (0, 1)] == [2, 0]
+
+    def test_without_links_a_cpu_is_on_the_lowest_node_that_lists_it(self) -> None:
+        assert read(self.FAKE).nodes[0] == CPUSet.of(0, 1)
+        assert read(self.FAKE).node_of(1) == 0
+
+    @pytest.mark.parametrize("listed", ["", "0-1"])
+    def test_a_link_counts_without_a_list_too(self, listed: str) -> None:
+        topology = read(two_cpus() | {f"{CPU}/cpu1/node7": "", f"{NODE}/node3/cpulist": listed})
+
+        assert topology.nodes[7] == CPUSet.of(1)
+        assert topology.nodes[3] == CPUSet.parse_or_empty(listed) - CPUSet.of(1)
+
 
 class TestDamage:
     @pytest.mark.parametrize(
@@ -300,6 +322,26 @@ class TestArchives:
         archive = pack(tmp_path / "recorded.tar.gz", files, prefix)
 
         assert open_topology(str(archive)) == machine.topology()
+
+    def test_links_to_nodes_are_read_from_a_folder_and_from_its_archive(
+        self, tmp_path: Path
+    ) -> None:
+        for path, text in TestNodes.FAKE.items():
+            file = tmp_path / "sys" / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
+        for cpu in (0, 1):
+            folder = tmp_path / f"sys/{CPU}/cpu{cpu}"
+            folder.mkdir()
+            (folder / "node2").symlink_to("../../node/node2")
+        with tarfile.open(tmp_path / "recorded.tar.gz", "w:gz") as archive:
+            archive.add(tmp_path / "sys", "sys")
+
+        for source in ("", "recorded.tar.gz"):
+            topology = open_topology(str(tmp_path / source))
+            assert topology.nodes == {
+                node: CPUSet.parse_or_empty("0-1" if node == 2 else "") for node in range(4)
+            }
 
     def test_files_may_be_padded_with_nul_bytes(self, tmp_path: Path) -> None:
         files = {

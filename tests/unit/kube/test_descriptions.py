@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cpupool.core.names import Names
-from cpupool.core.workloads import PodDescription
+from cpupool.core.workloads import UNDESCRIBED, PodDescription
 from cpupool.kube import descriptions, views
 
 BODY: dict[str, Any] = {
@@ -36,7 +36,7 @@ BODY: dict[str, Any] = {
 def test_a_described_pod_has_its_texts_and_what_its_containers_request() -> None:
     pod = descriptions.pod(BODY, Names())
 
-    assert pod.description == PodDescription({"app": "web"}, {"note": "text"}, of_daemon_set=True)
+    assert pod.description == PodDescription({"app": "web"}, {"note": "text"}, left_out=True)
     assert [dict(each.quantities) for each in pod.containers] == [
         {"cpu": 0.25},
         {"cpu": 2.5, "memory": 2.0**30, "example.com/nic": 2.0},
@@ -69,8 +69,30 @@ def annotated(
     pod = descriptions.pod({"metadata": metadata, "spec": {"containers": containers}}, Names())
     first, found = pod.containers
     assert not first.quantities
-    assert pod.description
     return dict(found.quantities), pod.description.unclear
+
+
+@pytest.mark.parametrize(
+    ("level", "unclear"),
+    [
+        ("dedicated_cores", ""),
+        ("", ""),
+        (
+            "dedicated_core",
+            (
+                "katalyst.kubewharf.io/qos_level is 'dedicated_core', not one of shared_cores,"
+                " dedicated_cores, reclaimed_cores, system_cores"
+            ),
+        ),
+    ],
+)
+def test_a_class_that_katalyst_does_not_know_is_unclear(level: str, unclear: str) -> None:
+    annotations = {"katalyst.kubewharf.io/qos_level": level}
+    metadata = {"name": "web", "uid": "u", "annotations": annotations}
+    body = {"metadata": metadata, "spec": {"containers": [{"name": "main"}]}}
+    description = descriptions.pod(body, Names()).description
+    assert description is not None
+    assert description.unclear == unclear
 
 
 def test_an_annotation_requests_for_the_main_container() -> None:
@@ -128,5 +150,5 @@ def test_a_deployments_pod_is_of_no_daemon_set() -> None:
 def test_without_plugins_nothing_of_it_is_kept() -> None:
     pod = views.pod(BODY, Names())
 
-    assert pod.description is None
+    assert pod.description is UNDESCRIBED
     assert not any(each.quantities for each in pod.containers)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -97,6 +99,21 @@ def test_an_event_is_shown_with_the_node(server: FakeAPIServer, sink: Sink) -> N
     about = event["involvedObject"]
     assert about == {"apiVersion": "v1", "kind": "Node", "name": "node-a", "uid": "node-a"}
     assert (event["metadata"]["namespace"], event["type"]) == ("default", "Normal")
+
+
+def test_the_selector_of_the_guide_finds_events_of_every_reason(
+    server: FakeAPIServer, sink: Sink, pod: Pod
+) -> None:
+    guide = (Path(__file__).parents[3] / "docs/user/troubleshooting.md").read_text()
+    (field, wanted) = re.findall(r"get events -A --field-selector (\w+)=(\w+)", guide)[0]
+    with sink.running():
+        sink.recorder.pod(pod, "SMTAlignmentError", "the kubelet has the same reason")
+        sink.recorder.node("RecordSetAside", "a file is damaged")
+        eventually(lambda: len(server.events) == 2, "the Events")
+
+    # What the API server selects by: ToSelectableFields in pkg/registry/core/event/strategy.go.
+    assert field in {"reportingComponent", "reason", "type", "involvedObject.kind"}
+    assert [event[field] for event in server.events] == [wanted] * 2
 
 
 def test_a_message_may_quote_what_is_no_text(server: FakeAPIServer, sink: Sink) -> None:

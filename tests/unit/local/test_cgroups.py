@@ -128,6 +128,19 @@ def test_an_empty_file_moves_no_container_in_an_emulated_cgroup(
         assert cpus_allowed(process.pid) == HERE
 
 
+def test_a_file_in_which_two_writes_have_mixed_is_put_right_in_an_emulated_cgroup(
+    folder: Path, process: Process
+) -> None:
+    with EmulatedCgroups(folder, HERE, "") as home:
+        home.make(PATH)
+        file = home.root / "cpuset" / PATH / "cpuset.cpus"
+        file.write_text("0-63\n-15,32")
+        home.enter(PATH, process.pid)
+        eventually(lambda: file.read_text() == str(HERE), file.read_text)
+        tree(home).write(found(home).popitem()[0], FIRST)
+        eventually(lambda: cpus_allowed(process.pid) == FIRST, "the process follows its cgroup")
+
+
 def test_cgroups_are_emulated_for_cpus_that_the_machine_lacks_and_it_says_so(folder: Path) -> None:
     with cgroups.opened(folder, f"test-{uuid.uuid4().hex[:8]}", CPUSet.of(4000)) as home:
         assert home.cgroup_root == "/"

@@ -15,8 +15,8 @@ from cpupool.core.names import REQUIRED_PLUGINS, Names
 from cpupool.host.cgroupfs import CgroupFS
 from cpupool.local.cgroups import EmulatedCgroups
 from cpupool.local.node import EmbeddedNode
-from cpupool.runtime.nri_connection import Connection
-from cpupool.runtime.nri_messages import (
+from cpupool.runtime.nri.connection import Connection
+from cpupool.runtime.nri.messages import (
     Adjustment,
     CreateContainer,
     Ended,
@@ -28,7 +28,7 @@ from cpupool.runtime.nri_messages import (
     Update,
     Updated,
 )
-from cpupool.runtime.nri_session import Session
+from cpupool.runtime.nri.session import Session
 from tests.waiting import eventually
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cpupool.core.workloads import ContainerID
-    from cpupool.runtime.nri_messages import Message, NRIContainer
+    from cpupool.runtime.nri.messages import Message, NRIContainer
 
 HERE = CPUSet(os.sched_getaffinity(0))
 CPU = CPUSet.of(HERE.first)

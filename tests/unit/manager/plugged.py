@@ -5,21 +5,21 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from cpupool.core.cpu_manager import QRM, CPUManager, Misfit, TopologyPolicy
+from cpupool.core.cpu_manager import CPUManager, Misfit, TopologyPolicy
 from cpupool.core.cpuset import CPUSet
+from cpupool.core.plugin_facts import Answer, Given, PluginFacts, ServedAs
 from cpupool.core.pools import NodePools, Pool
-from cpupool.core.resource_plugins import Answer, Given, PluginFacts, ServedAs
 from cpupool.core.workloads import (
     Container,
     ContainerID,
     ContainerKind,
     ContainerRef,
     Pod,
-    PodDescription,
     RuntimeContainer,
 )
 from cpupool.manager.manager import Manager
-from cpupool.wire import katalyst
+from cpupool.policies.qrm import katalyst
+from cpupool.policies.qrm.policy import QRM
 from tests import builders
 from tests.machines import MACHINES
 
@@ -66,7 +66,7 @@ def pod(
 ) -> Pod:
     texts = {**({katalyst.QOS_LEVEL: level} if level else {}), **(annotations or {})}
     made = builders.pod(name, *(containers or (container(),)))
-    described = PodDescription({}, texts, of_daemon_set=daemon)
+    described = katalyst.described({}, texts, of_daemon_set=daemon)
     return replace(made, description=described, **fields)
 
 

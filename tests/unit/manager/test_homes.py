@@ -10,7 +10,7 @@ import pytest
 from cpupool.core.assignments import Placement
 from cpupool.core.cpu_manager import CPUManager
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.koordinator import BindPolicy, NodeRules, QoS, Reservation
+from cpupool.core.orchestration import BindPolicy, NodeRules, QoS, Reservation
 from cpupool.core.pools import NodePools
 from cpupool.core.workloads import ContainerID, QoSClass
 from cpupool.manager.manager import Manager

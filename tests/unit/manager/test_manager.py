@@ -93,19 +93,6 @@ class TestConfiguration:
         assert placed.assignment.reason == "there is no pool shared_a"
         assert cpus_of(node, "sharer") == "1-3"
 
-    def test_it_says_which_pools_it_changed(self) -> None:
-        change = manager().reconfigure(
-            NodePools.of(
-                Pool.named("exclusive_a", "2"),
-                Pool.named("exclusive_b", "6"),
-                Pool.named("shared_b", "0"),
-                Pool.named("default", "1"),
-            ),
-            MACHINE.topology(),
-        )
-        assert (change.added, change.removed) == (("shared_b",), ("shared_a",))
-        assert sorted(change.resized) == ["exclusive_a", "exclusive_b"]
-
     def test_a_change_of_policy_takes_no_sibling_from_a_pod(self) -> None:
         node = manager()
         holder = builders.pod("holder", builders.container(exclusive_b=1))

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from cpupool.core import environment
 from cpupool.core.assignments import Cause, CPUAssignment, Placement
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.devices import AllocatedDevices
@@ -20,7 +21,7 @@ from cpupool.core.workloads import (
     Pod,
     RuntimeContainer,
 )
-from cpupool.manager import requested
+from cpupool.manager import served_requests
 from cpupool.manager.manager import Manager
 from tests import builders
 from tests.machines import MACHINES
@@ -73,7 +74,7 @@ class TestBesideAnExclusivePool:
         give(manager, ALIAS, exclusive_a="2,4", openshift="0")
         found = placed(manager, ALIAS)
         assert str(found.cpus) == "2,4,6-7"
-        assert found.environment == {
+        assert environment.of_container(found) == {
             "EXCLUSIVE_CPUS": "2,4",
             "SHARED_CPUS": "6-7",
             "OPENSHIFT_ISOLATED_CPUS": "2,4",
@@ -110,7 +111,7 @@ class TestBesideAnExclusivePool:
         found = placed(manager, ALIAS)
         assert (found.placement, str(found.cpus)) == (Placement.POOLS, "2,4")
         assert manager.snapshot().resolution.missing == ()
-        assert "OPENSHIFT_ISOLATED_CPUS" not in found.environment
+        assert "OPENSHIFT_ISOLATED_CPUS" not in environment.of_container(found)
 
     def test_without_cpus_of_its_own_a_container_stays_in_the_default_pool(self) -> None:
         alone = builders.pod("alone", builders.container(shared_cpus=True))
@@ -136,7 +137,7 @@ class TestBesideTheKubeletsOwn:
         give(manager, OWN, openshift="0", kubelet="4,5")
         found = placed(manager, OWN)
         assert str(found.cpus) == "4-7"
-        assert found.environment == {
+        assert environment.of_container(found) == {
             "EXCLUSIVE_CPUS": "4-5",
             "SHARED_CPUS": "6-7",
             "OPENSHIFT_ISOLATED_CPUS": "4-5",
@@ -256,7 +257,7 @@ class TestBesideTheKubeletsOwn:
         assert found.limit == Limit(2000, or_unlimited=True, own_milli=2000)
 
         manager.observe(pods=[])
-        assert not requested.kubelet_owns(manager.snapshot().facts), (
+        assert not served_requests.kubelet_owns(manager.snapshot().facts), (
             "nobody has anything left of it"
         )
 

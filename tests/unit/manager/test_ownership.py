@@ -108,55 +108,6 @@ class TestPolicies:
         assert cpus_of(node, "plain") == "0-1,6-7"
 
 
-class TestPromises:
-    """Allocate has answered, the pod is not known yet, and the CPU moves to another pool."""
-
-    MOVED = NodePools.of(Pool.named("exclusive_b", "2"), Pool.named("default", "0-1,4-5"))
-
-    def test_a_promised_cpu_has_no_other_owner(self) -> None:
-        node = manager()
-        node.allocate("exclusive_a", ["2"])
-        node.allocate("exclusive_a", ["4"])
-        node.reconfigure(self.MOVED, MACHINE.topology())
-
-        assert health(node, "exclusive_a") == {"2": True, "4": True}
-        assert health(node, "exclusive_b") == {"2": False}
-        assert cpus_of(node, "nobody") == "0-1"
-
-    def test_it_goes_to_the_pod_that_turns_up_with_it(self) -> None:
-        node = manager()
-        node.allocate("exclusive_a", ["2"])
-        node.reconfigure(self.MOVED, MACHINE.topology())
-        pod = builders.pod("p", builders.container(exclusive_a=1))
-        node.observe(pods=[pod])
-        node.accept(builders.given(pod, exclusive_a="2"))
-        assert cpus_of(node, "p") == "2"
-        assert node.snapshot().facts.promises == ()
-
-        node.observe(pods=[])
-        assert health(node, "exclusive_b") == {"2": True}
-
-    def test_what_is_left_of_it_stays_promised(self) -> None:
-        node = manager()
-        node.allocate("exclusive_a", ["2", "4"])
-        pod = builders.pod("p", builders.container(exclusive_a=1))
-        node.observe(pods=[pod])
-        node.accept(builders.given(pod, exclusive_a="2"))
-        assert [one.ids for one in node.snapshot().facts.promises] == [{"4"}]
-
-    def test_it_can_be_forgotten(self) -> None:
-        node = manager()
-        node.promise(builders.resource("exclusive_a"), ["2"])
-        until = node.promised_until()
-        node.promise(builders.resource("exclusive_a"), ["4"])
-        node.reconfigure(self.MOVED, MACHINE.topology())
-
-        node.release(until)
-
-        assert health(node, "exclusive_b") == {"2": True}
-        assert health(node, "exclusive_a") == {"4": True}
-
-
 def test_the_cpus_of_a_claim_that_the_machine_lacks_are_without_an_owner() -> None:
     node = manager()
     pod = builders.pod("p", builders.container(exclusive_a=1))

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from cpupool.core.cgroups import POD_ITSELF, FoundContainer, Writer
 from cpupool.core.cpu_manager import (
     CPUManager,
     Misfit,
@@ -16,12 +17,11 @@ from cpupool.core.cpu_manager import (
 )
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.names import Names
+from cpupool.core.plugin_facts import Answer, Given
 from cpupool.core.pool_policy import CPUBindPolicy, ExclusivePolicy, NUMAPolicy, PoolPolicy
 from cpupool.core.pools import MixedCPUs, NodePools, Pool
-from cpupool.core.resource_plugins import Answer, Given
 from cpupool.core.workloads import ContainerKind
 from cpupool.manager.manager import Manager
-from cpupool.manager.ports import POD_ITSELF, FoundContainer, Writer
 from cpupool.manager.report import (
     NodeResource,
     NodeStatus,
@@ -31,7 +31,8 @@ from cpupool.manager.report import (
     describe,
 )
 from cpupool.manager.status_json import from_json, to_json
-from cpupool.policies.base import Size
+from cpupool.policies.qrm.katalyst import NIC_NAME
+from cpupool.policies.view import Size
 from tests.builders import container, given, pod
 from tests.machines import MACHINES
 from tests.unit.manager import plugged
@@ -206,12 +207,23 @@ def test_what_is_reserved_offline_or_owned_is_not_free() -> None:
     assert replace(status, containers=(owner,)).free(reserving) == CPUSet()
 
 
+def test_a_text_that_names_no_interface_is_no_nic() -> None:
+    answer = Answer(annotations={NIC_NAME: "e" * 16})
+    given = {plugged.ref("a"): {"NIC": Given(1.0, {"NIC": answer})}}
+    asks = plugged.pod("a", plugged.container(running=True, more={"NIC": 1.0}))
+    facts, resolution = plugged.manager(asks, given=given, served=("NIC",)).snapshot()
+    found = [FoundContainer("a-uid", "main-id", "path", "0-7")]
+    status = describe(facts, resolution, found, "", Writer.NRI)
+    ((nic,),) = [container.answers for container in status.containers]
+    assert (nic.values, nic.texts) == ({}, (NIC_NAME,))
+
+
 def test_what_plugins_have_answered_is_shown_with_what_is_missing() -> None:
-    nic = Answer(env={"NIC": "eth0"}, annotations={"nic": "eth0"})
+    nic = Answer(env={"NIC": "eth0"}, annotations={NIC_NAME: "eth0"})
     hint = TopologyHint(frozenset({0}), preferred=True)
     answered = {
         "cpu": plugged.cpus("1-2"),
-        "memory": plugged.cpus("1", refused="bad answer"),
+        "memory": Given(1.0, {"memory": nic}, refused="bad answer"),
         "example.com/nic": Given(1.0, {"example.com/nic": nic}, hint),
     }
     more = {"memory": 1.0, "cpu": 2.0, "example.com/nic": 1.0, "example.com/gpu": 1.0}
@@ -241,7 +253,7 @@ def test_what_plugins_have_answered_is_shown_with_what_is_missing() -> None:
         "default/a/main": (
             PluginAnswer("cpu", {"CpusetCpus": "1-2"}, confirmed="2026-01-01T00:00:00Z"),
             PluginAnswer("example.com/gpu", why=awaited.format("example.com/gpu")),
-            PluginAnswer("example.com/nic", texts=("NIC", "nic"), nodes="0"),
+            PluginAnswer("example.com/nic", {"NIC": "eth0"}, ("NIC", NIC_NAME), "0"),
             PluginAnswer("memory", why="container main: bad answer"),
         ),
         "default/b/main": (PluginAnswer("cpu", why=awaited.format("cpu")),),

@@ -136,12 +136,12 @@ class TestOfflineCPUs:
         assert cpus_of(node, "p") == "6"
         assert "7" not in cpus_of(node, "nobody")
 
-    def test_the_device_of_an_offline_cpu_is_unhealthy_and_keeps_its_node(self) -> None:
+    def test_the_device_of_an_offline_cpu_is_unhealthy_and_on_no_node(self) -> None:
         node = manager()
         node.update_topology(MACHINE.without("4").topology())
 
         offline = next(device for device in node.devices("exclusive_a").offer if device.id == "4")
-        assert (offline.healthy, offline.node) == (False, 0)
+        assert (offline.healthy, offline.node) == (False, None)
 
     def test_a_cpu_whose_return_shows_a_shared_core_is_not_given(self) -> None:
         clash = NodePools.of(Pool.named("exclusive_a", "2"), Pool.named("default", "0-1,3"))

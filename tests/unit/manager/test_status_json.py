@@ -28,7 +28,18 @@ NULLABLE = {"choice", "mixedCPUs", "cpuManager", "resourceUsedThresholdWithBE", 
 """Of an object that may be there or not, null is as good as none."""
 OPTIONAL = {
     *("mixedCPUs", "cpuManager", "reserved", "refused", "sets", "sizes", "plugin_folders"),
-    *("plugins", "lost", "node_resources", "nri", "qos", "assigned", "answers", "texts", "choice"),
+    *(
+        "plugins",
+        "lost",
+        "node_resources",
+        "nri",
+        "withheld",
+        "qos",
+        "assigned",
+        "answers",
+        "texts",
+        "choice",
+    ),
     *("options", "topologyScope", "resourceUsedThresholdWithBE"),
 }
 """What earlier agents of this schema did not write, or what is as good as none."""

@@ -6,7 +6,7 @@ import pytest
 
 from cpupool.core.cpu_manager import CPUManager, StaticOptions, TopologyPolicy
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.koordinator import Orchestration, QoS
+from cpupool.core.orchestration import Orchestration, QoS
 from cpupool.core.pool_policy import PoolPolicy
 from cpupool.core.pools import MixedCPUs, NodePools, Pool, PoolKind
 from cpupool.manager.manager import Manager

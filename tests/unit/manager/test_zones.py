@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from cpupool.config.kubelet_settings import KubeletConfig
 from cpupool.core.cpu_manager import CPUManager, Scope, StaticOptions, TopologyPolicy
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.node_topology import (
@@ -16,6 +17,8 @@ from cpupool.core.node_topology import (
     TopologyManager,
     huge_page_resource,
 )
+from cpupool.core.orchestration import NodeRules
+from cpupool.core.plugin_facts import PluginFacts
 from cpupool.core.pool_policy import CPUBindPolicy, PoolPolicy
 from cpupool.core.pools import NodePools, Pool
 from cpupool.manager import zones
@@ -92,10 +95,10 @@ class TestPools:
         manager.release(manager.promised_until())
         assert of(seen(manager)) == {0: (4, 4, 4), 1: (2, 2, 2)}
 
-    def test_an_offline_cpu_has_capacity_alone(self) -> None:
+    def test_an_offline_cpu_is_in_no_zone(self) -> None:
         manager = node(self.PACKED).manager
         manager.update_topology(TELCO.having_lost(CPUSet.of(3)))
-        assert of(seen(manager)) == {0: (4, 3, 3), 1: (2, 2, 2)}
+        assert of(seen(manager)) == {0: (3, 3, 3), 1: (2, 2, 2)}
 
     def test_a_draining_device_is_in_no_zone(self) -> None:
         it = node(self.PACKED)
@@ -118,13 +121,13 @@ class TestPools:
     def test_a_part_of_a_core_is_not_available_from_a_pool_of_whole_cores(self) -> None:
         manager = node(self.WHOLE).manager
         manager.update_topology(TELCO.having_lost(CPUSet.of(18)))
-        assert of(seen(manager)) == {0: (8, 6, 6), 1: (4, 4, 4)}
+        assert of(seen(manager)) == {0: (7, 6, 6), 1: (4, 4, 4)}
 
     def test_siblings_count_one_by_one_where_the_pool_gives_single_cpus(self) -> None:
         spread = replace(self.WHOLE, policy=PoolPolicy(CPUBindPolicy.SPREAD_ACROSS_CORES))
         manager = node(spread).manager
         manager.update_topology(TELCO.having_lost(CPUSet.of(18)))
-        assert of(seen(manager)) == {0: (8, 7, 7), 1: (4, 4, 4)}
+        assert of(seen(manager)) == {0: (7, 7, 7), 1: (4, 4, 4)}
 
     def test_a_core_that_a_pod_has_of_another_pool_is_barred_as_a_whole(self) -> None:
         it = node(self.PACKED)
@@ -293,3 +296,79 @@ class TestFingerprinted:
     def test_a_pod_that_does_not_run_does_not_count(self) -> None:
         container = replace(builders.container(), lasting=frozenset({POOL}))
         assert not list(zones.fingerprinted((builders.pod("web", container),), frozenset({POOL})))
+
+
+class TestWhatNobodyAligns:
+    """A scheduler refuses by zone for `single-numa-node`: a limit must be kept by somebody."""
+
+    SINGLE = TopologyManager(TopologyPolicy.SINGLE_NUMA_NODE)
+    OF_POD = TopologyManager(TopologyPolicy.SINGLE_NUMA_NODE, Scope.POD)
+    STATIC = KubeletConfig("static", topology_manager_policy="single-numa-node")
+    PINNED = KubeletConfig(
+        memory_manager_policy="Static", topology_manager_policy="single-numa-node"
+    )
+    IDLE = KubeletConfig(topology_manager_policy="single-numa-node")
+    BOOKS = KubeletAmounts({"memory": {0: Amounts(GIB, GIB, GIB), 1: Amounts(GIB, GIB, GIB)}})
+    OURS = CPUManager("static", CPUSet.of(0), topology_policy=TopologyPolicy.SINGLE_NUMA_NODE)
+    OURS_OF_POD = replace(OURS, topology_scope=Scope.POD)
+    PLAIN = CPUManager("static", CPUSet.of(0))
+
+    @pytest.mark.parametrize(
+        ("own", "kubelet", "books", "published", "loose"),
+        [
+            pytest.param(None, IDLE, EMPTY, SINGLE, "cpu memory", id="neither manager"),
+            pytest.param(None, STATIC, EMPTY, SINGLE, "memory", id="CPU manager alone"),
+            pytest.param(None, PINNED, EMPTY, SINGLE, "cpu", id="Memory Manager alone"),
+            pytest.param(None, IDLE, BOOKS, SINGLE, "cpu", id="the kubelet's books name memory"),
+            pytest.param(None, IDLE, EMPTY, None, "", id="no policy is named"),
+            pytest.param(
+                None, IDLE, EMPTY, TopologyManager(TopologyPolicy.RESTRICTED), "", id="no filter"
+            ),
+            pytest.param(PLAIN, IDLE, EMPTY, SINGLE, "cpu memory", id="ours aligns nothing"),
+            pytest.param(OURS, IDLE, EMPTY, SINGLE, "memory", id="ours aligns cpu"),
+            pytest.param(OURS, None, EMPTY, SINGLE, "memory", id="ours, the kubelet not known"),
+            pytest.param(OURS, KubeletConfig(), BOOKS, SINGLE, "", id="ours aligns with memory"),
+            pytest.param(OURS, IDLE, EMPTY, OF_POD, "cpu memory", id="ours by container, not pod"),
+            pytest.param(OURS_OF_POD, IDLE, EMPTY, OF_POD, "memory", id="ours by pod"),
+            pytest.param(OURS_OF_POD, IDLE, EMPTY, SINGLE, "memory", id="by pod is stricter"),
+        ],
+    )
+    def test_loose_is_what_nobody_keeps(
+        self,
+        own: CPUManager | None,
+        kubelet: KubeletConfig | None,
+        books: KubeletAmounts,
+        published: TopologyManager | None,
+        loose: str,
+    ) -> None:
+        facts = node(manager=own).manager.snapshot().facts
+        assert zones.loose(facts, published, kubelet, books) == frozenset(loose.split())
+
+    def test_the_running_cpu_manager_counts_and_not_its_file_alone(self) -> None:
+        it = node()
+        it.manager.observe(static_cpus=CPUSet.parse("1-31"))
+        facts = it.manager.snapshot().facts
+        assert zones.loose(facts, self.SINGLE, self.IDLE, EMPTY) == {"memory"}
+
+    def test_memory_that_a_plugin_places_is_kept_by_our_policy(self) -> None:
+        facts = node(manager=self.OURS).manager.snapshot().facts
+        served = replace(facts, plugins=PluginFacts(served=frozenset({"memory"})))
+        assert zones.loose(served, self.SINGLE, None, EMPTY) == frozenset()
+
+    def test_every_zone_has_the_nodes_amounts(self) -> None:
+        facts, resolution = node(manager=self.PLAIN).manager.snapshot()
+        loose = frozenset({"cpu", "memory"})
+        found = zones.zones(facts, resolution, NAMES, MEMORY, EMPTY, loose=loose)
+        for zone in found:
+            assert zone.resources["cpu"] == Amounts(32, 31, 31)
+            assert zone.resources["memory"].available == 25 * GIB - 3 * GIB
+            assert zone.resources["hugepages-1Gi"].available == 2 * GIB
+
+    def test_a_label_of_koordinator_is_the_policy_in_force(self) -> None:
+        facts = node(manager=replace(self.PLAIN, policy="koordinator")).manager.snapshot().facts
+        labelled = replace(facts, rules=NodeRules(topology=TopologyPolicy.SINGLE_NUMA_NODE))
+        assert zones.refusing(labelled, None) == self.SINGLE
+        assert zones.loose(labelled, self.SINGLE, None, EMPTY) == {"memory"}
+
+    def test_our_policy_none_is_no_fact_about_the_kubelet(self) -> None:
+        assert zones.refusing(node(manager=self.PLAIN).manager.snapshot().facts, None) is None

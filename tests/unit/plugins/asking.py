@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cpupool.core.cpu_manager import TopologyHint
-from cpupool.core.plugin_state import PluginState
-from cpupool.core.resource_plugins import ContainerRole, Question
 from cpupool.core.workloads import ContainerRef
+from cpupool.plugins.state import PluginState
 from cpupool.policies.layout import Layout
+from cpupool.policies.qrm.questions import ContainerRole, Question
 from tests.machines import Machine
 
 if TYPE_CHECKING:

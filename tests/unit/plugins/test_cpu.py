@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from cpupool.config.resource_plugins import parse
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import NotEnoughCPUs
-from cpupool.core.resource_plugins import PluginOptions
+from cpupool.plugins.binding_hints import NoBinding
+from cpupool.plugins.config_file import parse
 from cpupool.plugins.cpu import CPUPlugin, PoolsRunEmpty
 from cpupool.plugins.placing import BadRequest
-from cpupool.policies.binding_hints import NoBinding
 from cpupool.policies.layout import Layout
+from cpupool.policies.qrm.questions import PluginOptions
 from tests.machines import Machine
 from tests.unit.plugins.asking import INIT, LAYOUT, SIDECAR, Asked, ask
 
@@ -76,6 +76,18 @@ def test_katalysts_classes_name_a_pool() -> None:
         ({"memory_enhancement": "{"}, "memory_enhancement cannot be read"),
         ({"cpu_enhancement": "[]"}, "cpu_enhancement cannot be read"),
         ({"cpu_enhancement": '{"a": 1}'}, "cpu_enhancement cannot be read"),
+        (
+            {"qos_level": "dedicated_core"},
+            "unknown value 'dedicated_core'; did you mean dedicated_c",
+        ),
+        (
+            {"memory_enhancement": '{"numa_binding": "yes"}'},
+            "'yes' of numa_binding; use true or false",
+        ),
+        ({"memory_enhancement": '{"numa_bindng": "true"}'}, "unknown key 'numa_bindng'; did you"),
+        ({"numa_binding": "True"}, "unknown value 'True'; did you mean true"),
+        ({**DEDICATED, "cpu_enhancement": '{"numa_number": "two"}'}, "numa_number is 'two'"),
+        ({**DEDICATED, "cpu_enhancement": '{"numa_ids": "a"}'}, "numa_ids is 'a'"),
     ],
 )
 def test_what_no_rule_serves_is_refused(annotations: dict[str, str], why: str) -> None:
@@ -261,4 +273,4 @@ def test_offline_cpus_are_left_out_while_others_remain() -> None:
 def test_the_stock_is_that_of_the_nodes() -> None:
     asked = cpu(BOUND)
     stock = asked.plugin.stock(asked.state, "cpu")
-    assert stock == {"cpu": ({0: (40, 38), 1: (40, 38)}, False)}
+    assert stock == {"cpu": ({0: (40, 38), 1: (40, 38)}, False, ())}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from cpupool.config.resource_plugins import parse
 from cpupool.core.cpuset import CPUSet
+from cpupool.plugins import state_codec
+from cpupool.plugins.binding_hints import NoBinding
+from cpupool.plugins.config_file import parse
 from cpupool.plugins.cpu import CPUPlugin, PoolsRunEmpty
-from cpupool.policies.binding_hints import NoBinding
-from cpupool.wire import plugin_state
 from tests.unit.plugins.asking import INIT, LAYOUT, SIDECAR, Asked, ask
 
 MARK = "nokia.k8s.io/cpus-exclusive"
@@ -181,6 +181,6 @@ def test_the_state_file_has_it() -> None:
     asked = cpu()
     question = ask("a", 4, says=BINDS)
     asked.allocate(question, 1)
-    asked.state = plugin_state.parse(plugin_state.encode(asked.state))
+    asked.state = state_codec.parse(state_codec.encode(asked.state))
     assert asked.plugin.settled(asked.state) == asked.state
     assert asked.value(question) == "50-53"

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from cpupool.config.resource_plugins import parse
-from cpupool.core.resource_plugins import PluginOptions
+from cpupool.plugins.binding_hints import NoBinding
+from cpupool.plugins.config_file import parse
 from cpupool.plugins.memory import MemoryPlugin
 from cpupool.plugins.placing import BadRequest
-from cpupool.policies.binding_hints import NoBinding
+from cpupool.policies.qrm.questions import PluginOptions
 from tests.unit.plugins.asking import INIT, LAYOUT, SIDECAR, Asked, ask
 
 GB = 2**30
@@ -157,4 +157,4 @@ def test_what_no_rule_serves_is_refused() -> None:
 def test_the_stock_is_that_of_the_nodes() -> None:
     asked = memory({0: 4 * GB, 1: GB // 4})
     stock = asked.plugin.stock(asked.state, "memory")
-    assert stock == {"memory": ({0: (4 * GB, 4 * GB - 524288000), 1: (GB // 4, 0)}, False)}
+    assert stock == {"memory": ({0: (4 * GB, 4 * GB - 524288000), 1: (GB // 4, 0)}, False, ())}

@@ -5,20 +5,26 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cpupool.core.cpu_manager import TopologyHint
-from cpupool.core.nics import NIC
-from cpupool.core.plugin_state import PluginState
-from cpupool.core.resource_plugins import PluginOptions
+from cpupool.plugins.base import Amount
 from cpupool.plugins.nic import BANDWIDTH, NEAR_NIC, NICPlugin, NoNIC
+from cpupool.plugins.nics import NIC
 from cpupool.plugins.placing import BadRequest
+from cpupool.plugins.service import Device
+from cpupool.plugins.state import PluginState
+from cpupool.policies.qrm.questions import PluginOptions
 from tests.unit.plugins.asking import INIT, MAIN, SIDECAR, Asked, ask
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from cpupool.core.resource_plugins import Answer, ContainerRole, Question
+    from cpupool.core.plugin_facts import Answer
+    from cpupool.policies.qrm.questions import ContainerRole, Question
 
 ETH0 = NIC("eth0", 0, "fdbd:dc05:3:154::20", speed_mbits=25000)
 ETH1 = NIC("eth1", 1, "fdbd:dc05:3:155::20", netns="/var/run/netns/ns1", speed_mbits=25000)
+
+
+NAMED = Device(0, "NIC", "eth0")
 
 
 class Nics(Asked):
@@ -166,6 +172,37 @@ def test_a_container_requests_one_of_the_resources() -> None:
 def test_the_stock_is_bandwidth_or_nics() -> None:
     plugin = NICPlugin((ETH0, ETH1, NIC("x", 1, speed_mbits=10, healthy=False)), frozenset({0, 1}))
     state = PluginState()
-    mbits = ({0: (25000, 22500), 1: (25010, 22500)}, True)
-    assert plugin.stock(state, BANDWIDTH) == {BANDWIDTH: mbits}
-    assert plugin.stock(state, NEAR_NIC) == {NEAR_NIC: ({0: (1, 1), 1: (2, 1)}, False)}
+    mbits = plugin.stock(state, BANDWIDTH)[BANDWIDTH]
+    assert mbits.by_node == {0: Amount(25000, 22500), 1: Amount(25010, 22500)}
+    assert mbits.of_node
+    assert mbits.devices == (
+        (NAMED, Amount(25000, 22500)),
+        (Device(1, "NIC", "eth1", "ns1"), Amount(25000, 22500)),
+        (Device(1, "NIC", "x"), Amount(10, 0)),
+    )
+    nics = plugin.stock(state, NEAR_NIC)[NEAR_NIC]
+    assert nics.by_node == {0: Amount(1, 1), 1: Amount(2, 1)}
+    assert not nics.of_node
+    assert [each for _, each in nics.devices] == [Amount(1, 1), Amount(1, 1), Amount(1, 0)]
+
+
+def test_a_container_has_a_nic_with_a_name() -> None:
+    asked = Nics(ETH0, ETH1)
+    asked.allocate(near("a"), 1)
+    asked.allocate(mbits("b", 2000), 0)
+    found = [
+        asked.plugin.devices(asked.state, question.container)
+        for question in (near("a"), mbits("b", 2000))
+    ]
+    assert found == [
+        {NEAR_NIC: ((Device(1, "NIC", "eth1", "ns1"), 1.0),)},
+        {BANDWIDTH: ((NAMED, 2000.0),)},
+    ]
+
+
+def test_a_nic_near_no_node_is_named_at_the_first() -> None:
+    asked = Nics(NIC("x", speed_mbits=10))
+    asked.allocate(near("a"))
+    assert asked.plugin.devices(asked.state, near("a").container) == {
+        NEAR_NIC: ((Device(0, "NIC", "x"), 1.0),)
+    }

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from cpupool.config.resource_plugins import parse
 from cpupool.core.cpu_time import CPUTime
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import HostFileError
+from cpupool.plugins.config_file import parse
 from cpupool.plugins.cpu import CPUPlugin
+from cpupool.plugins.load_sizing import PERIOD_S
 from cpupool.plugins.nic import NICPlugin
 from cpupool.plugins.pool_loop import PoolLoop
-from cpupool.policies.load_sizing import PERIOD_S
-from cpupool.wire.katalyst import RECLAIMED_MILLI
+from cpupool.policies.qrm.katalyst import RECLAIMED_MILLI
 from tests.unit.plugins.asking import LAYOUT, Asked, ask
 
 if TYPE_CHECKING:

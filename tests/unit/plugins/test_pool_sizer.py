@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cpupool.config.resource_plugins import parse
 from cpupool.core.cpu_time import CPUTime, Waited
 from cpupool.core.names import STATIC_POD_HASH
+from cpupool.plugins.config_file import parse
 from cpupool.plugins.cpu import CPUPlugin
+from cpupool.plugins.headroom import Headroom
+from cpupool.plugins.load_sizing import PERIOD_S, Decision, PoolLoad, PoolNow
 from cpupool.plugins.pool_sizer import RAMP_UP_S, PoolSizer
-from cpupool.policies.headroom import Headroom
-from cpupool.policies.load_sizing import PERIOD_S, Decision, PoolLoad, PoolNow
 from tests.unit.plugins.asking import INIT, LAYOUT, SIDECAR, Asked, ask
 
 if TYPE_CHECKING:

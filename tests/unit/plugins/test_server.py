@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cpupool.config.resource_plugins import parse
 from cpupool.core.cpu_time import CPUTime
 from cpupool.core.errors import CPUPoolError, HostFileError, RemoteProtocolError
-from cpupool.core.resource_plugins import PluginError
-from cpupool.kubelet.resource_plugin import ResourcePlugin, introduced
+from cpupool.loops.threads import OwnedThread
+from cpupool.plugins.config_file import parse
 from cpupool.plugins.cpu import CPUPlugin
+from cpupool.plugins.load_sizing import PERIOD_S
 from cpupool.plugins.pool_loop import PoolLoop
 from cpupool.plugins.server import PluginServer
-from cpupool.policies.load_sizing import PERIOD_S
-from cpupool.threads import OwnedThread
+from cpupool.qrm.plugin_client import PluginError, ResourcePlugin, introduced
 from tests.unit.plugins.asking import LAYOUT, ask
 from tests.waiting import DEADLINE_S, eventually
 
@@ -27,9 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from cpupool.core.resource_plugins import Question
-    from cpupool.kubelet.resource_plugin import Introduction
     from cpupool.plugins.base import Plugin
+    from cpupool.policies.qrm.questions import Question
+    from cpupool.qrm.plugin_client import Introduction
 
 POOLS = "pools: {online: {cpus: 76}, offline: {cpus: 4}}\nroles: {a: {pool: online}}\n"
 

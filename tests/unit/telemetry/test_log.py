@@ -15,7 +15,7 @@ from cpupool.telemetry import log as logs
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-FORGED = "x\n2026-11-21T08:00:00.000Z ERROR cpupool.app: forged"
+FORGED = "x\n2026-11-21T08:00:00.000Z ERROR cpupool.agent.app: forged"
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
 
 Captured = pytest.CaptureFixture[str]

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from cpupool import cli
+from cpupool.core.cgroups import Writer
 from cpupool.core.cpu_manager import CPUManager, Misfit, StaticOptions
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.pools import NodePools
-from cpupool.manager.ports import Writer
 from tests.nodes import KUBELET, POOL_FILE, POOLS, WrittenNode
 from tests.unit.commands.doctor.rows import NOBODY, verdicts
 

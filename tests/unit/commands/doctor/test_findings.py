@@ -8,6 +8,7 @@ import pytest
 
 from cpupool import cli
 from cpupool.core.assignments import Placement
+from cpupool.core.cpuset import CPUSet
 from tests.nodes import OTHER, POOL_FILE, AnsweringAgent, WrittenNode, container
 from tests.unit.commands.doctor.rows import NOBODY, verdicts
 
@@ -145,6 +146,83 @@ def test_interrupts_and_daemons_on_exclusive_cores_are_reported(
     assert "CPUAffinity=0-3,8-19,24-31" in rows["daemons"][0]["remedy"]
 
 
+def process(node: WrittenNode, pid: int, name: str, cpus: str, cgroup: str) -> None:
+    node.put(f"proc/{pid}/cgroup", f"0::/{cgroup}\n")
+    node.put(f"proc/{pid}/status", f"Name:\t{name}\nCpus_allowed_list:\t{cpus}\n")
+
+
+def test_the_advice_for_daemons_gives_no_affinity_to_the_runtime(
+    examine: Any, node: WrittenNode
+) -> None:
+    node.daemon("0-31")
+    (row,) = examine()[1]["daemons"]
+    assert "system.slice AllowedCPUs=0-3,8-19,24-31" in row["remedy"]
+    assert "not for the container runtime or the kubelet, and not in system.conf" in row["remedy"]
+
+
+def test_a_runtime_with_an_affinity_is_reported(examine: Any, node: WrittenNode) -> None:
+    for pid, name, cpus in (
+        (901, "containerd", "0-1"),
+        (902, "containerd-shim", "0-1"),
+        (903, "containerd-shim", "0-1"),
+        (904, "kubelet", "0-31"),
+    ):
+        process(node, pid, name, cpus, f"system.slice/{name}.service")
+    node.put("sys/fs/cgroup/cpuset.cpus.effective", "0-31\n")
+
+    (row,) = examine()[1]["runtime affinity"]
+
+    assert row["verdict"] == "warning"
+    assert "binds containerd on 0-1 of 0-31, containerd-shim on 0-1 of 0-31; con" in row["fact"]
+    assert "remove CPUAffinity= from its unit and from /etc/systemd/system.conf" in row["remedy"]
+
+    for pid, name in ((901, "containerd"), (902, "containerd-shim"), (903, "containerd-shim")):
+        process(node, pid, name, "0-31", f"system.slice/{name}.service")
+    (row,) = examine()[1]["runtime affinity"]
+    assert row["verdict"] == "ok"
+
+
+def test_a_runtime_in_a_smaller_cpuset_has_no_affinity(examine: Any, node: WrittenNode) -> None:
+    process(node, 901, "crio", "0-1", "system.slice/crio.service")
+    node.put("sys/fs/cgroup/cpuset.cpus.effective", "0-31\n")
+    node.put("sys/fs/cgroup/system.slice/cpuset.cpus.effective", "0-1\n")
+    assert examine()[1]["runtime affinity"][0]["verdict"] == "ok"
+
+
+def test_own_cpus_that_no_thread_may_use_are_reported(examine: Any, node: WrittenNode) -> None:
+    owner = replace(container("default/web/main", "4-5"), exclusive=CPUSet.parse("4-5"))
+    node.status(owner)
+    node.container(OTHER, "4-5")
+    node.put(f"sys/fs/cgroup/{OTHER}/cgroup.threads", "7\n8\n")
+    process(node, 7, "app", "4", OTHER)
+    process(node, 8, "app", "4", OTHER)
+    (row,) = examine()[1]["affinity"]
+    assert (row["verdict"], f"{owner.name} not on 5" in row["fact"]) == ("warning", True)
+
+    # One thread on each is how an application pins them.
+    process(node, 8, "app", "5", OTHER)
+    assert examine()[1]["affinity"][0]["verdict"] == "ok"
+
+
+def test_the_cgroup_that_keeps_cpus_is_named(examine: Any, node: WrittenNode) -> None:
+    kubepods = OTHER.split("/")[0]
+    node.put(f"sys/fs/cgroup/{kubepods}/cpuset.cpus.effective", "0-6,8-31\n")
+    node.put("sys/fs/cgroup/cpuset.cpus.effective", "0-6,8-31\n")
+    node.put("sys/fs/cgroup/dpdk.service/cpuset.cpus.partition", "isolated\n")
+    node.put("sys/fs/cgroup/dpdk.service/cpuset.cpus.effective", "7\n")
+
+    code, rows = examine()
+
+    assert code == 1
+    assert rows["cgroups"][-1] == {
+        "verdict": "problem",
+        "fact": "CPUs 7 are for cgroup /dpdk.service alone (cpuset.cpus.partition: isolated)",
+        "remedy": "write member into cpuset.cpus.partition of /dpdk.service (systemd: remove"
+        " CPUSetPartition=)",
+    }
+    assert "/dpdk.service" in rows["pools"][0]["fact"]
+
+
 def test_services_of_another_pid_namespace_are_not_in_sight(
     examine: Any, node: WrittenNode
 ) -> None:
@@ -266,3 +344,48 @@ def test_two_drivers_left_their_cgroups(examine: Any, node: WrittenNode) -> None
     (node.folder / "sys/fs/cgroup/kubepods").mkdir()
 
     assert "cgroupfs and systemd" in examine()[1]["cgroups"][0]["fact"]
+
+
+DROP_IN = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"
+
+
+@pytest.mark.parametrize("source", ["drop-in", "flag"])
+def test_the_kubelet_is_judged_by_the_configuration_in_force(
+    examine: Any, node: WrittenNode, source: str
+) -> None:
+    node.put("etc/kubelet.d/10.conf", f"{DROP_IN}cpuManagerPolicy: static\n")
+    flags = {
+        "drop-in": "--config-dir=/etc/kubelet.d",
+        "flag": "--cpu-manager-policy=static",
+    }
+    words = ("/usr/bin/kubelet", "--config=/var/lib/kubelet/config.yaml", flags[source])
+    node.put("proc/77/cmdline", "\0".join(words))
+
+    _, rows = examine()
+
+    (row,) = (one for one in rows["kubelet"] if one["verdict"] == "problem")
+    assert "the kubelet's CPU manager is 'static'" in row["fact"]
+    assert ("10.conf:3:19" in row["fact"]) == (source == "drop-in")
+
+
+def test_a_policy_that_the_file_does_not_name_is_no_contradiction_to_the_state(
+    examine: Any, node: WrittenNode
+) -> None:
+    # A flag that cannot be seen has set static.
+    node.put("var/lib/kubelet/config.yaml", "kind: KubeletConfiguration\n")
+    node.put(
+        "var/lib/kubelet/cpu_manager_state",
+        '{"policyName":"static","defaultCpuSet":"0-7","checksum":0}',
+    )
+
+    _, rows = examine()
+
+    assert not any("sets cpuManagerPolicy none" in one["fact"] for one in rows["CPU manager"])
+
+
+def test_drop_ins_that_cannot_be_read_are_a_row(examine: Any, node: WrittenNode) -> None:
+    _, rows = examine("--kubelet-config-dir", str(node.folder / "absent"))
+
+    (row,) = rows["kubelet"]
+    assert row["verdict"] == "problem"
+    assert "absent: No such file or directory" in row["fact"]

@@ -9,7 +9,7 @@ import pytest
 
 from cpupool.core.cpu_manager import CPUManager
 from cpupool.core.cpuset import CPUSet
-from cpupool.wire.koordinator import CPU_TOPOLOGY
+from cpupool.policies.koordinator.topology_annotations import CPU_TOPOLOGY
 from cpupool.wire.node_topology import GROUP, MANAGER, PLURAL, V1ALPHA2
 from tests.kubeconfigs import Login, login
 from tests.nodes import POOLS, AnsweringAgent, WrittenNode, container

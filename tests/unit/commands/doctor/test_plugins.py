@@ -13,9 +13,9 @@ import pytest
 
 from cpupool import cli
 from cpupool.core.assignments import Placement
+from cpupool.core.cgroups import Writer
 from cpupool.core.cpu_manager import CPUManager
 from cpupool.core.cpuset import CPUSet
-from cpupool.manager.ports import Writer
 from cpupool.manager.report import (
     ContainerStatus,
     NodeResource,

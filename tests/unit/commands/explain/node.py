@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from cpupool import cli
+from cpupool.core.cgroups import FoundContainer, Writer
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.names import Names
 from cpupool.core.pools import NodePools, Pool
 from cpupool.manager.manager import Manager
-from cpupool.manager.ports import FoundContainer, Writer
 from cpupool.manager.report import NodeStatus, describe
 from cpupool.manager.status_json import to_json
 from tests.builders import given, pod

@@ -4,18 +4,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cpupool.core.cgroups import FoundContainer, Writer
 from cpupool.core.cpu_manager import CPUManager
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.koordinator import BindPolicy, Orchestration, QoS
 from cpupool.core.names import ENABLE_SHARED_CPUS, KUBELET_CPUS, Names
+from cpupool.core.orchestration import BindPolicy, Orchestration, QoS
 from cpupool.core.pool_policy import NUMAPolicy, PoolPolicy
 from cpupool.core.pools import MixedCPUs, NodePools, Pool, PoolKind
+from cpupool.core.withheld import Withheld
+from cpupool.core.workloads import ContainerKind
 from cpupool.manager.manager import Manager
-from cpupool.manager.ports import FoundContainer, Writer
 from cpupool.manager.report import describe
 from tests.builders import container, given, pod
 from tests.machines import MACHINES
-from tests.round_robin import POLICIES
+from tests.policies import LowestCPUs
 from tests.unit.commands.explain.node import (
     BY_NRI,
     DEFAULT,
@@ -120,6 +122,19 @@ def test_siblings_come_along_and_what_is_offline_is_left_out(
     assert "offline: CPUs 7 are offline: it runs there again when they are back => 6" in lines
 
 
+def test_the_cgroup_that_has_taken_a_cpu_is_named(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node = Node()
+    node.run("web", container(exclusive_m=1), exclusive_m="6")
+    part = Withheld(CPUSet.of(7), "/dpdk.service", "isolated")
+    node.manager.update_topology(replace(without(7), withheld=(part,)))
+
+    assert explain(file, node.status(web="6"), "default/web/main") == 0
+    lines = steps(capsys.readouterr().out)
+    assert f"offline: {part.why}: it runs there again when they are back => 6" in lines
+
+
 def test_a_pools_policy_and_what_it_does_not_offer(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -168,20 +183,34 @@ def test_cpus_that_the_cpu_manager_policy_has_chosen(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     node = Node()
-    node.manager = Manager(cpu_managers=POLICIES)
-    pools = NodePools.of(Pool.named("default", "0-7"), cpu_manager=CPUManager("round-robin"))
+    policy = CPUManager("lowest", installed=LowestCPUs)
+    pools = NodePools.of(Pool.named("default", "0-7"), cpu_manager=policy)
     node.manager.reconfigure(pools, LAPTOP.topology())
     node.manager.adopt(())
     node.run("web", container(cpu=2000))
 
-    assert explain(file, node.status(web="1-2"), "web") == 0
+    assert explain(file, node.status(web="0-1"), "web") == 0
     assert steps(capsys.readouterr().out)[:2] == [
-        "request: it requests 2 whole CPUs in a Guaranteed pod => 1-2",
-        (
-            "cpuManager: the policy round-robin has chosen them for the whole pod; CPUs 0 are"
-            " reserved => 1-2"
-        ),
+        "request: it requests 2 whole CPUs in a Guaranteed pod => 0-1",
+        "cpuManager: the policy lowest has chosen them for the whole pod => 0-1",
     ]
+
+
+def test_cpus_that_an_init_container_has_at_another_time(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node = Node()
+    pools = NodePools.of(cpu_manager=CPUManager("static", CPUSet.parse("0-1")))
+    node.manager.reconfigure(pools, LAPTOP.topology())
+    node.manager.adopt(())
+    init = container("init", ContainerKind.INIT, cpu=1000)
+    node.run("web", init, container(cpu=2000))
+
+    assert explain(file, node.status(web="2-3"), "web") == 0
+    assert steps(capsys.readouterr().out)[1] == (
+        "cpuManager: the policy static has chosen them for the whole pod, also for init, which runs"
+        " at another time; CPUs 0-1 are reserved => 2-3"
+    )
 
 
 def test_cpus_of_a_koordinator_pod_with_the_wishes_that_they_do_not_keep(

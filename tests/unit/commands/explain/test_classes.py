@@ -11,7 +11,7 @@ from cpupool.core.cpu_manager import CPUManager
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.pools import NodePools
 from cpupool.manager.report import ContainerStatus, NodeStatus, RefusedPod
-from cpupool.policies.base import BEST_EFFORT, DEFAULT
+from cpupool.policies.view import BEST_EFFORT, DEFAULT
 from tests.unit.commands.explain.node import explain, steps
 
 if TYPE_CHECKING:

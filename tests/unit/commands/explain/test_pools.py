@@ -74,7 +74,7 @@ def test_a_file_that_is_another(
 
 def test_what_does_not_go_together(pools: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, said in (
-        (["web", "--pools", str(pools)], "name a container or its pod, or add --pools"),
+        (["web", "--pools", str(pools)], "and no container; leave one out"),
         ([], "name a container or its pod, or add --pools"),
         (["--pools", str(pools), "--policy", "a"], "of the other options it has --json"),
         (["--pools", str(pools.parent / "none")], "start `cpupool resource-plugin cpu`"),

@@ -12,7 +12,8 @@ from cpupool.core.errors import ConfigError, Problem
 from cpupool.core.names import Names
 
 if TYPE_CHECKING:
-    from cpupool.config.poolconfig import PoolFile, Source
+    from cpupool.config.pool_file import PoolFile
+    from cpupool.config.poolconfig import Source
 
 GOOD = """\
 resourceBaseName: nokia.k8s.io

@@ -4,7 +4,7 @@ import pytest
 
 from cpupool.config import poolconfig
 from cpupool.config.poolconfig import Source
-from cpupool.core.errors import Location, Problem
+from cpupool.core.errors import Location, Problem, Severity
 from cpupool.core.names import Names
 from cpupool.core.pools import HyperThreadingPolicy, NodePools, Pool
 from tests.unit.config.poolconfig.files import GOOD, parse, refused
@@ -60,6 +60,23 @@ def test_a_bare_file_is_for_every_node() -> None:
     file = parse("pools: {exclusive: {cpus: 2}}")
     assert file.node_selector == {}
     assert file.matches({})
+
+
+@pytest.mark.parametrize(
+    ("label", "value"),
+    [("<key>", "<value>"), ("", "x"), ("a", "b c"), ("A.b/c", "x"), ("a/b/c", "x"), ("a" * 64, "")],
+)
+def test_a_label_that_no_node_can_have_is_a_warning(label: str, value: str) -> None:
+    file = parse(f"pools: {{shared: {{cpus: 1}}}}\nnodeSelector:\n  '{label}': '{value}'\n")
+    (problem,) = file.warnings
+    assert problem.location == Location("a.yaml", 3, len(label) + 7)
+    assert problem.severity is Severity.WARNING
+    assert problem.what == "no node can have this label, so the file is for none"
+
+
+@pytest.mark.parametrize("selector", ["a: ''", "example.com/a_b.C: x-1", "a: ~", "1: 2"])
+def test_a_label_that_a_node_can_have_is_none(selector: str) -> None:
+    assert parse(f"pools: {{shared: {{cpus: 1}}}}\nnodeSelector: {{{selector}}}").warnings == ()
 
 
 def test_a_default_pool_with_nearly_another_name_is_a_warning() -> None:

@@ -5,9 +5,9 @@ import pytest
 from cpupool.config import poolconfig
 from cpupool.config.document import Origin
 from cpupool.config.poolconfig import Source
-from cpupool.core.errors import ConfigError, Location, Severity
+from cpupool.core.errors import ConfigError, Location
 from cpupool.core.names import Names
-from tests.unit.config.poolconfig.files import GOOD, files, parse, sources
+from tests.unit.config.poolconfig.files import GOOD, parse, sources
 
 
 def test_the_resource_domain_of_an_older_file_may_be_the_agents() -> None:
@@ -70,6 +70,19 @@ def test_a_key_with_nearly_a_pool_files_name_is_a_warning(name: str, doubtful: b
         " rename it if it is one"
     )
     assert problems == [told] * doubtful
+
+
+@pytest.mark.parametrize("key", ["poolconfig-<name>.yaml", "poolconfig-a b", "poolconfig-é"])
+def test_a_key_that_no_config_map_can_have_is_refused_and_its_pool_file_still_read(
+    key: str,
+) -> None:
+    found, problems = sources(f"kind: ConfigMap\ndata:\n  {key}: x\n")
+    assert [source.name for source in found] == [key]
+    (problem,) = problems
+    assert problem == (
+        f"map.yaml:3:3: data.{key}: no ConfigMap can have this key; use up to 253 letters, digits,"
+        " -, _ and ."
+    )
 
 
 def test_a_manifest_has_a_source_for_each_of_its_pool_files() -> None:
@@ -135,71 +148,4 @@ def test_a_key_that_stands_twice_in_a_manifest_is_reported_and_its_pool_files_st
     assert len(found) == 2
     assert problems == [
         "map.yaml:12:1: kind: this key stands here twice, first in line 2; keep one of the two"
-    ]
-
-
-@pytest.mark.parametrize(
-    ("selectors", "labels", "taken"),
-    [
-        pytest.param(["t: x", "t: y"], {"t": "y", "z": "1"}, "b.yaml", id="the one that matches"),
-        pytest.param(["t: x, u: y"], {"t": "x"}, None, id="one label of two is no match"),
-        pytest.param(["t: x, u: y"], {"t": "x", "u": "y"}, "a.yaml", id="all labels match"),
-        pytest.param(["t: x"], {}, None, id="a node without labels"),
-        pytest.param(["t: ''"], {}, None, id="an empty value is not a missing label"),
-        pytest.param([""], {"t": "x"}, "a.yaml", id="an empty selector is for every node"),
-        pytest.param(["", "t: x"], {"t": "x"}, "b.yaml", id="a match wins over no selector"),
-        pytest.param(["", "t: x"], {"t": "y"}, "a.yaml", id="no selector wins over no match"),
-        pytest.param([], {"t": "x"}, None, id="no files"),
-    ],
-)
-def test_a_node_takes_the_file_whose_labels_all_match(
-    selectors: list[str], labels: dict[str, str], taken: str | None
-) -> None:
-    chosen = poolconfig.select(files(*selectors), labels)
-    assert (chosen.name if chosen else None) == taken
-
-
-def test_two_files_for_one_node_are_an_error_that_names_both() -> None:
-    with pytest.raises(ConfigError) as raised:
-        poolconfig.select(files("t: x", "u: y", "v: z"), {"t": "x", "u": "y"})
-    assert str(raised.value) == (
-        "b.yaml:1:1: nodeSelector: b.yaml and a.yaml (a.yaml:1:1) both match this node;"
-        " change one so that no node matches both"
-    )
-
-
-def test_every_further_file_for_one_node_is_named() -> None:
-    with pytest.raises(ConfigError) as raised:
-        poolconfig.select(files("", "", ""), {"t": "x"})
-    assert [problem.what[:17] for problem in raised.value.problems] == [
-        "b.yaml and a.yaml",
-        "c.yaml and a.yaml",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("selectors", "count"),
-    [
-        pytest.param(["t: x", "t: y"], 0, id="one label with two values"),
-        pytest.param(["t: x", "u: y"], 0, id="two labels that a node may have one of"),
-        pytest.param(["t: x", "t: x"], 1, id="the same labels"),
-        pytest.param(["t: x", "t: x, u: y"], 1, id="some of the other's labels"),
-        pytest.param(["t: x, u: y", "t: x"], 1, id="the other way round"),
-        pytest.param(["", "t: x"], 0, id="every node and some nodes"),
-        pytest.param(["", "", ""], 3, id="every pair"),
-    ],
-)
-def test_files_that_always_match_together_are_rivals(selectors: list[str], count: int) -> None:
-    problems = poolconfig.rivals(files(*selectors))
-    assert len(problems) == count
-    assert all(problem.severity is Severity.ERROR for problem in problems)
-
-
-def test_rivals_are_named_with_their_places() -> None:
-    assert [str(problem) for problem in poolconfig.rivals(files("t: x", "t: x"))] == [
-        (
-            "b.yaml:1:1: nodeSelector: b.yaml and a.yaml (a.yaml:1:1) both match every node that"
-            " one of"
-            " them is for; change one so that no node matches both"
-        )
     ]

@@ -4,10 +4,13 @@ import json
 
 import pytest
 
+from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import ManifestError
+from cpupool.core.orchestration import NodeRules
 from cpupool.core.workloads import QoSClass
 from cpupool.kube import views
-from tests import testdata
+from cpupool.policies.koordinator.node_rules import RESERVATION
+from tests import pods, testdata
 from tests.unit.kube.views.bodies import NAMES
 
 
@@ -40,6 +43,12 @@ POD = {"kind": "Pod", "metadata": {"name": "web"}}
         ),
         pytest.param(json.dumps(POD, indent="\t"), ["web"], id="JSON indented with tabs"),
         pytest.param(
+            f"{json.dumps(POD)}\n---\nkind: Pod\nmetadata: {{name: b}}\n",
+            ["web", "b"],
+            id="JSON, and then YAML",
+        ),
+        pytest.param("{kind: Pod, metadata: {name: a}}", ["a"], id="YAML within braces"),
+        pytest.param(
             json.dumps({"kind": "PodList", "items": [{"metadata": {"name": "a"}}]}),
             ["a"],
             id="the API server's list, whose items name no kind",
@@ -48,13 +57,13 @@ POD = {"kind": "Pod", "metadata": {"name": "web"}}
     ],
 )
 def test_pods_are_read_from_text(text: str, names: list[str]) -> None:
-    found = views.pods_from_text("pods.yaml", text)
+    found = pods.bodies("pods.yaml", text)
     assert [pod["metadata"]["name"] for pod in found] == names
 
 
 def test_a_date_stays_a_text() -> None:
     text = "kind: Pod\nmetadata: {creationTimestamp: 2026-11-20T10:00:00Z}\n"
-    found = views.pods_from_text("pods.yaml", text)
+    found = pods.bodies("pods.yaml", text)
     assert found[0]["metadata"]["creationTimestamp"] == "2026-11-20T10:00:00Z"
 
 
@@ -79,18 +88,23 @@ BOMB = "\n".join(
         pytest.param("a: \x01\n", "pods.yaml: ", id="a control character"),
         pytest.param("- 1\n", "pods.yaml:1:1: this is not a mapping", id="a list"),
         pytest.param(
-            "kind: Pod\n---\nkind: Service\n",
-            "pods.yaml:3:1: kind: 'Service' is not one of Pod, Deployment",
-            id="another kind",
+            "kind: ConfigMap\n---\nkind: Service\n",
+            "pods.yaml:1:1: kind: 'ConfigMap' is not one of Pod, Deployment",
+            id="other kinds alone",
+        ),
+        pytest.param(
+            "kind: Pod\n---\nkind: Deploymnet\n",
+            "pods.yaml:3:1: kind: 'Deploymnet' is not one of Pod, Deployment",
+            id="a slip",
         ),
         pytest.param(
             "a: 1\n", "pods.yaml:1:1: kind: is missing; it must be one of Pod", id="no kind"
         ),
         pytest.param("kind: PodList\n", "pods.yaml:1:1: items: is missing", id="a list of nothing"),
         pytest.param(
-            json.dumps({"kind": "List", "items": [POD, {"kind": "Node"}]}),
-            "pods.yaml: items[1].kind: 'Node' is not one of Pod",
-            id="another kind in a list",
+            json.dumps({"kind": "List", "items": [POD, {"kind": 1}]}),
+            "pods.yaml: items[1].kind: 1 is not one of Pod",
+            id="a number for a kind in a list",
         ),
         pytest.param(
             json.dumps({"kind": "PodList", "items": [1]}),
@@ -112,14 +126,20 @@ BOMB = "\n".join(
 )
 def test_a_text_that_holds_no_pods_is_refused_with_the_place(text: str, message: str) -> None:
     with pytest.raises(ManifestError) as caught:
-        views.pods_from_text("pods.yaml", text)
+        pods.bodies("pods.yaml", text)
     assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize("text", ["a: [\n", "a:\n\tb: 1\n"])
+def test_a_text_that_is_no_yaml_is_refused_with_a_remedy(text: str) -> None:
+    with pytest.raises(ManifestError, match=r"^pods\.yaml:2:1: .*; correct the YAML$"):
+        pods.bodies("pods.yaml", text)
 
 
 def test_the_samples_of_cpu_pooler_are_pods() -> None:
     found = {}
     for path in sorted((testdata.folder() / "cpu-pooler").glob("cpu-test*.yaml")):
-        for manifest in views.pods_from_text(path.name, path.read_text()):
+        for manifest in pods.bodies(path.name, path.read_text()):
             pod = views.pod(views.created(manifest, "some-uid"), NAMES)
             found[path.name] = {one.name: one.requests for one in pod.containers}
     assert found == {
@@ -159,11 +179,10 @@ def test_a_node_has_labels() -> None:
     assert views.node({"metadata": {"name": "n"}}).labels == {}
 
 
-def test_a_node_has_the_annotations_that_are_read() -> None:
-    found = views.node(
-        {"metadata": {"annotations": {"read": "", "other": "2"}}}, ("read", "absent")
-    )
-    assert found.annotations == {"read": ""}
+def test_the_rules_of_a_node_come_from_its_annotations() -> None:
+    reserved = {RESERVATION: '{"reservedCPUs": "0-1"}', "other": "2"}
+    assert views.node({"metadata": {"annotations": reserved}}).rules.withheld == CPUSet.of(0, 1)
+    assert views.node({"metadata": {"annotations": {"other": "2"}}}).rules == NodeRules()
 
 
 @pytest.mark.parametrize("labels", [["a"], {"a": 1}])

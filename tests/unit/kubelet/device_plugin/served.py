@@ -18,8 +18,8 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.pool_policy import CPUBindPolicy, PoolPolicy
 from cpupool.core.pools import NodePools, Pool
 from cpupool.kubelet.device_plugin import DevicePluginServer
-from cpupool.kubelet.serving import ServingLoop
 from cpupool.manager.manager import Manager
+from cpupool.rpc.serving import ServingLoop
 from tests import builders
 from tests.kubelets import dial
 from tests.machines import MACHINES
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import grpc
     import pytest
 
-    from cpupool.manager.ports import Mount
+    from cpupool.core.mounts import Mount
 
 # Two sockets, each a NUMA node of eight cores: CPUs 0-7 and 8-15, siblings 16-23 and 24-31.
 TELCO = MACHINES["telco_2s_2n_16c32t"]

@@ -229,7 +229,7 @@ def test_a_bug_is_internal_to_the_caller_and_one_traceback_in_the_log(
     assert failed.value.code() is grpc.StatusCode.INTERNAL
     assert failed.value.details() == "cpupool failed; its log has the details"
     (record,) = own_server(caplog)
-    assert (record.name, record.levelno) == ("cpupool.kubelet.methods", logging.ERROR)
+    assert (record.name, record.levelno) == ("cpupool.rpc.methods", logging.ERROR)
     assert record.exc_info is not None
     assert record.exc_info[0] is ZeroDivisionError
 

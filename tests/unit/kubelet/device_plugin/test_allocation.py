@@ -12,7 +12,7 @@ from cpupool.api.deviceplugin_pb2 import (
     PreStartContainerRequest,
 )
 from cpupool.core.cpuset import CPUSet
-from cpupool.manager.ports import Mount
+from cpupool.core.mounts import Mount
 from tests import builders
 from tests.unit.kubelet.device_plugin.served import (
     MULTI,

@@ -10,8 +10,8 @@ from cpupool.api.deviceplugin_pb2 import Empty
 from cpupool.api.deviceplugin_pb2_grpc import DevicePluginStub
 from cpupool.core.errors import HostFileError
 from cpupool.kubelet.device_plugin import DevicePluginServer
-from cpupool.kubelet.serving import ServingLoop
 from cpupool.manager.manager import Manager
+from cpupool.rpc.serving import ServingLoop
 from tests import builders
 from tests.kubelets import dial
 from tests.unit.kubelet.device_plugin.served import SINGLE, serving_pools, workers

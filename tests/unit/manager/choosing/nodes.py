@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Self
 
+from cpupool.core.cgroups import FoundContainer
 from cpupool.core.cpu_manager import CPUManager
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import ConfigError, Problem
@@ -12,10 +13,8 @@ from cpupool.core.names import POLICY_CPUS
 from cpupool.core.pools import NodePools, Pool
 from cpupool.core.workloads import ContainerID
 from cpupool.manager.manager import Manager
-from cpupool.manager.ports import FoundContainer
 from cpupool.policies.base import Choice
-from cpupool.policies.built_in import BUILT_IN
-from cpupool.policies.static import StaticPolicy
+from cpupool.policies.static.policy import StaticPolicy
 from cpupool.wire.cpu_manager_state import State
 from tests import builders
 from tests.machines import MACHINES
@@ -25,7 +24,8 @@ if TYPE_CHECKING:
 
     from cpupool.core.topology import CPUTopology
     from cpupool.core.workloads import Pod, RuntimeContainer
-    from cpupool.policies.base import Ask, NodeView
+    from cpupool.policies.base import Ask, CPUManagerPolicy
+    from cpupool.policies.view import NodeView
 
 MACHINE = MACHINES["arm_no_smt"]
 LINES = (Pool.named("exclusive_a", "8-9"), Pool.named("default", "0-7"))
@@ -49,16 +49,17 @@ class Greedy(StaticPolicy):
         return Choice(CPUSet(range(1, 1 + ask.count)))
 
 
-def refusing(_pools: NodePools, _machine: CPUTopology) -> StaticPolicy:
-    raise ConfigError([Problem("it is red", "paint it", path="cpuManager.policy")])
+class Refusing(StaticPolicy):
+    """Suits no machine."""
+
+    @classmethod
+    def of_pools(cls, _pools: NodePools, _machine: CPUTopology) -> Self:
+        raise ConfigError([Problem("it is red", "paint it", path="cpuManager.policy")])
 
 
-POLICIES = {
-    **BUILT_IN,
-    "greedy": Greedy.of_pools,
-    "grasping": Grasping.of_pools,
-    "refusing": refusing,
-}
+def under(policy: type[CPUManagerPolicy]) -> NodePools:
+    """Return a pool file that names a policy which is not built in."""
+    return replace(POOLS, cpu_manager=replace(STATIC, policy="strange", installed=policy))
 
 
 def manager(
@@ -79,7 +80,7 @@ def manager(
         living: what the runtime tells of containers.
         offline: CPUs that are offline.
     """
-    node = Manager(cpu_managers=POLICIES)
+    node = Manager()
     node.reconfigure(pools, MACHINE.without(offline).topology())
     node.observe(pods=pods)
     node.observe_containers(living)

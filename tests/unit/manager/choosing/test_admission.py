@@ -7,32 +7,36 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from cpupool.core import environment
 from cpupool.core.assignments import Cause, Placement
-from cpupool.core.cpu_manager import CPU_MANAGER_POLICIES, CPUManager
+from cpupool.core.cgroups import FoundContainer
+from cpupool.core.cpu_manager import CPUManager
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import ConfigError
 from cpupool.core.pools import MixedCPUs, NodePools, Pool
 from cpupool.core.workloads import ContainerID, ContainerKind
 from cpupool.manager.manager import Manager
-from cpupool.manager.ports import FoundContainer
-from cpupool.policies.built_in import BUILT_IN
-from cpupool.policies.static import StaticPolicy
+from cpupool.policies.static.policy import StaticPolicy
 from tests import builders
 from tests.unit.manager.choosing.nodes import (
     LINES,
     MACHINE,
-    POLICIES,
     POOLS,
     STATIC,
+    Grasping,
+    Greedy,
+    Refusing,
     cpus_of,
     manager,
     on,
     owned,
+    under,
     web,
 )
 
 if TYPE_CHECKING:
-    from cpupool.policies.base import Ask, Choice, NodeView
+    from cpupool.policies.base import Ask, Choice
+    from cpupool.policies.view import NodeView
 
 
 def test_a_container_gets_cpus_of_its_own_and_all_others_leave_them() -> None:
@@ -41,7 +45,7 @@ def test_a_container_gets_cpus_of_its_own_and_all_others_leave_them() -> None:
 
     assigned = node.snapshot().assignment((first.cgroup_uid, ContainerID("first-main-id")))
     assert assigned.placement is Placement.POLICY
-    assert assigned.environment == {"EXCLUSIVE_CPUS": "1-2"}
+    assert environment.of_container(assigned) == {"EXCLUSIVE_CPUS": "1-2"}
     assert cpus_of(node, plain, "plain-main") == "0,3-7"
     assert owned(node) == {"first-uid": "1-2"}
 
@@ -114,7 +118,7 @@ def test_shared_cpus_by_openshifts_resource_come_beside_own_cpus() -> None:
 
     assigned = node.snapshot().assignment((pod.cgroup_uid, ContainerID("main-id")))
     assert str(assigned.exclusive) == "1-2"
-    assert assigned.environment == {
+    assert environment.of_container(assigned) == {
         "EXCLUSIVE_CPUS": "1-2",
         "OPENSHIFT_ISOLATED_CPUS": "1-2",
         "OPENSHIFT_SHARED_CPUS": "10-11",
@@ -140,7 +144,7 @@ def test_a_refused_pod_with_shared_cpus_is_refused_for_its_own() -> None:
 
 def test_an_agent_that_starts_gives_nothing_before_it_has_seen_what_runs() -> None:
     running, new = web("running"), web("new")
-    node = Manager(cpu_managers=POLICIES)
+    node = Manager()
     node.reconfigure(POOLS, MACHINE.topology())
     node.observe(pods=[new, running])
     assert owned(node) == {}
@@ -182,23 +186,27 @@ def test_containers_that_had_none_yet_get_theirs_beside_what_their_pod_has() -> 
     assert cpus_of(node, pod, "other") == "1,3"
 
 
-def test_a_policy_that_gives_away_what_is_not_free_gives_nothing(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_policy_that_gives_away_what_is_not_free_gives_nothing() -> None:
     first, second = web("first"), web("second")
     node = manager(
-        first, second, pools=replace(POOLS, cpu_manager=replace(STATIC, policy="greedy"))
+        first,
+        second,
+        pools=under(Greedy),
     )
     assert owned(node) == {"first-uid": "1"}
     assert cpus_of(node, second, "second-main") == "0,2-7"
-    assert "policy has chosen CPUs that it cannot give" in caplog.text
+    error = node.snapshot().resolution.view.refused[second.cgroup_uid].error
+    assert "strange has chosen CPUs 1, which are not free" in str(error)
 
 
 def test_nor_does_one_that_calls_available_what_is_not() -> None:
     first, second = web("first"), web("second", 2000)
     pods = [web(f"p{number}", 1000) for number in range(4)]
     node = manager(
-        first, second, *pods, pools=replace(POOLS, cpu_manager=replace(STATIC, policy="grasping"))
+        first,
+        second,
+        *pods,
+        pools=under(Grasping),
     )
     owned_cpus = [CPUSet.parse(cpus) for cpus in owned(node).values()]
     assert sum(map(len, owned_cpus)) == len(CPUSet.union(owned_cpus))
@@ -227,7 +235,7 @@ def test_two_lives_of_a_container_have_the_cpus_of_one() -> None:
 
 
 def test_cpus_that_the_machine_shows_later_are_given_too() -> None:
-    node = Manager(cpu_managers=POLICIES)
+    node = Manager()
     node.reconfigure(POOLS, MACHINE.without("2-7").topology())
     node.observe(pods=(web("first"), web("second")))
     node.adopt(())
@@ -237,14 +245,10 @@ def test_cpus_that_the_machine_shows_later_are_given_too() -> None:
 
 
 def test_a_policy_that_no_api_server_is_refused() -> None:
-    node = Manager(cpu_managers=POLICIES)
+    node = Manager()
     pools = replace(POOLS, cpu_manager=CPUManager("zz"))
     with pytest.raises(ConfigError, match="there is no CPU manager policy 'zz'; use none, static"):
         node.reconfigure(pools, MACHINE.topology())
-
-
-def test_every_policy_that_a_pool_file_can_name_is_there() -> None:
-    assert tuple(BUILT_IN) == CPU_MANAGER_POLICIES
 
 
 def test_another_policy_leaves_running_pods_what_they_have() -> None:
@@ -274,7 +278,10 @@ def test_a_policy_that_is_not_lawful_here_changes_nothing() -> None:
     first = web("first")
     node = manager(first)
     with pytest.raises(ConfigError, match="paint it"):
-        node.reconfigure(replace(POOLS, cpu_manager=CPUManager("refusing")), MACHINE.topology())
+        node.reconfigure(
+            under(Refusing),
+            MACHINE.topology(),
+        )
     assert owned(node) == {"first-uid": "1"}
     assert node.pools() == POOLS
 
@@ -295,8 +302,8 @@ def test_held_replicas_cost_one_choice_and_no_memory_of_earlier_states() -> None
             asked.append(ask.count)
             return super().choose(view, ask)
 
-    node = Manager(cpu_managers={"static": Counting.of_pools})
-    node.reconfigure(POOLS, MACHINE.topology())
+    node = Manager()
+    node.reconfigure(under(Counting), MACHINE.topology())
     node.adopt(())
     replicas = [web(f"replica-{number}", 9000) for number in range(30)]
     node.observe(pods=[*replicas, web("served")])

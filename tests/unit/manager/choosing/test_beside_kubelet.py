@@ -11,11 +11,11 @@ from cpupool.core.cpu_manager import CPUManager
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.devices import NATIVE_CPU, AllocatedDevices
 from cpupool.core.grants import WHOLE_POD
-from cpupool.core.koordinator import QoS
 from cpupool.core.names import KUBELET_CPUS
+from cpupool.core.orchestration import QoS
 from cpupool.core.pools import NodePools, Pool
 from cpupool.core.workloads import ContainerID, ContainerKind, Pod
-from cpupool.manager import resolve
+from cpupool.manager import kubelet_records
 from cpupool.manager.manager import Manager
 from cpupool.wire.cpu_manager_state import State
 from tests import builders
@@ -47,7 +47,7 @@ def give(manager: Manager, **cpus: str) -> None:
         for name, listed in cpus.items()
     }
     pods = manager.snapshot().facts.pods or ()
-    manager.accept(resolve.join_devices(pods, manager.names, live, {}))
+    manager.accept(kubelet_records.of_containers(pods, manager.names, live, {}))
 
 
 def placed(manager: Manager, pod: Pod, container: str = "") -> CPUAssignment:

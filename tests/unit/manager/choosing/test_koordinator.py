@@ -12,7 +12,7 @@ from cpupool.core.cpu_manager import CPUManager, Misfit, TopologyPolicy
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import TopologyAffinityError
 from cpupool.core.grants import WHOLE_POD, Sharing
-from cpupool.core.koordinator import (
+from cpupool.core.orchestration import (
     BindPolicy,
     NodeRules,
     Orchestration,

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import pytest
 
 from cpupool.core.assignments import Cause, Placement
-from cpupool.core.cpu_manager import KOORDINATOR
-from cpupool.core.koordinator import QoS
+from cpupool.core.orchestration import QoS
 from cpupool.core.workloads import ContainerID, QoSClass
 from cpupool.manager.manager import Manager
-from cpupool.policies.built_in import BUILT_IN
-from cpupool.policies.koordinator import KoordinatorPolicy, Koordlet
+from cpupool.policies.koordinator.policy import KoordinatorPolicy, Koordlet
 from tests.unit.manager.choosing.test_koordinator import (
     BE,
     DEFAULT,
@@ -78,11 +76,14 @@ class TestNUMANodes:
 
 
 def _like(like: Koordlet, *pods: Pod) -> Manager:
-    def made(pools: NodePools, machine: CPUTopology) -> KoordinatorPolicy:
-        return replace(KoordinatorPolicy.of_pools(pools, machine), like=like)
+    class Like(KoordinatorPolicy):
+        @classmethod
+        def of_pools(cls, pools: NodePools, machine: CPUTopology) -> Self:
+            return replace(super().of_pools(pools, machine), like=like)
 
-    manager = Manager(cpu_managers={**BUILT_IN, KOORDINATOR: made})
-    manager.reconfigure(POOLS, MACHINE.topology())
+    manager = Manager()
+    policy = replace(POOLS.cpu_manager, installed=Like)
+    manager.reconfigure(replace(POOLS, cpu_manager=policy), MACHINE.topology())
     manager.observe(pods=pods)
     manager.adopt(())
     return manager

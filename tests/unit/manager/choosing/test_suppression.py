@@ -10,11 +10,11 @@ import pytest
 from cpupool.core.cpu_manager import CPUManager, Suppression
 from cpupool.core.cpu_time import CPUUse
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.koordinator import NodeRules, QoS, Reservation
+from cpupool.core.orchestration import NodeRules, QoS, Reservation
 from cpupool.core.pools import NodePools, Pool
 from cpupool.core.workloads import QoSClass
 from cpupool.manager.manager import Manager
-from cpupool.policies.base import BEST_EFFORT
+from cpupool.policies.view import BEST_EFFORT
 from tests import builders
 from tests.machines import MACHINES
 from tests.unit.manager.choosing.test_koordinator import BE, LS, cpus_of, pod

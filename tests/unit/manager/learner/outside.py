@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from cpupool.core.cgroups import FoundContainer
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.devices import AllocatedDevices
 from cpupool.core.errors import RemoteProtocolError
@@ -12,7 +13,6 @@ from cpupool.core.names import Names
 from cpupool.core.pools import NodePools, Pool
 from cpupool.manager.learner import Learner
 from cpupool.manager.manager import Manager
-from cpupool.manager.ports import FoundContainer
 from tests import builders
 from tests.machines import MACHINES
 from tests.runtimes import ModelRuntime

@@ -19,11 +19,11 @@ from tests import builders
 from tests.unit.manager.learner.outside import Outside, here, learning
 
 if TYPE_CHECKING:
+    from cpupool.core.cgroups import FoundContainer
     from cpupool.core.devices import PodDevices
     from cpupool.core.workloads import Pod
     from cpupool.manager.learner import Learner
     from cpupool.manager.manager import Manager
-    from cpupool.manager.ports import FoundContainer
 
 NONE = TopologyPolicy.NONE
 BEST_EFFORT = TopologyPolicy.BEST_EFFORT

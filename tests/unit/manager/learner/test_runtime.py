@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from cpupool.core.cgroups import POD_ITSELF
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import RuntimeAwaitsAnswer
 from cpupool.core.workloads import ContainerID, RuntimeContainer
-from cpupool.manager.ports import POD_ITSELF
 from tests import builders
 from tests.runtimes import ModelRuntime, reported
 from tests.unit.manager.learner.outside import OWNER, Outside, alive, granted, here, learning

@@ -12,7 +12,7 @@ from cpupool.core.names import ENABLE_SHARED_CPUS, Names
 from cpupool.core.pools import MixedCPUs, NodePools, Pool
 from cpupool.core.workloads import ContainerID, QoSClass
 from cpupool.manager import offers
-from cpupool.manager.learner import NRI, POOL_FILE
+from cpupool.manager.readiness import NRI, POOL_FILE
 from tests import builders
 from tests.machines import MACHINES
 from tests.unit.manager.learner.outside import OWNER, Outside, alive, granted, learning

@@ -1,0 +1,61 @@
+"""The signals between the agent's roles: which kind of change wakes which loops."""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+from functools import partial
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+
+class Change(Enum):
+    """What has changed on the node."""
+
+    PODS = auto()
+    """The pods of the node."""
+    CLUSTER = auto()
+    """The labels of the node, or the ConfigMap."""
+    MACHINE = auto()
+    """CPUs went offline or came back."""
+    LOAD = auto()
+    """The load has given another size to a shared set."""
+    ANSWERS = auto()
+    """Plugins for resources, or their answers."""
+    POOLS = auto()
+    """The pools."""
+    KUBELET = auto()
+    """Another kubelet listens than before, or none."""
+    RUNTIME = auto()
+    """The container runtime waits for facts, or has started or ended a container."""
+    REFUSED = auto()
+    """A container does not get its CPUs; one of them may be offline."""
+    READINESS = auto()
+    """It has become known, or unknown, who owns which CPU."""
+    MOUNTS = auto()
+    """There are mounts for other pods than before."""
+    SWEPT = auto()
+    """A sweep has ended."""
+    STOP = auto()
+    """The loops are to notice that they shall end."""
+
+
+class Signals:
+    """Wakes the loops that act on a change; any thread may tell of one."""
+
+    def __init__(self) -> None:
+        self._wakes: dict[Change, tuple[Callable[[], None], ...]] = {}
+
+    def connect(self, wakes: Mapping[Change, Iterable[Callable[[], None]]]) -> None:
+        """Say what is called at each change; none of it may block."""
+        self._wakes = {change: tuple(called) for change, called in wakes.items()}
+
+    def of(self, change: Change) -> Callable[[], None]:
+        """Return what tells of a change."""
+        return partial(self.tell, change)
+
+    def tell(self, change: Change) -> None:
+        """Wake the loops."""
+        for wake in self._wakes.get(change, ()):
+            wake()

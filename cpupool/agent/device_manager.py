@@ -1,0 +1,176 @@
+"""Advertises the pools to the kubelet: one device plugin per pool.
+
+Nothing here is remembered for longer than it is true. Each look compares what should be (a plugin
+per pool, known to the kubelet that runs now) with what is, and mends the difference; events only
+make it look sooner.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import ExitStack
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from cpupool.host.files import DirectoryWatch
+from cpupool.kubelet.device_plugin import DevicePluginServer
+from cpupool.kubelet.registrar import Registrar
+from cpupool.rpc.serving import ServingLoop
+from cpupool.telemetry import log as logs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from cpupool.core.mounts import Mount
+    from cpupool.core.requests import Resource
+    from cpupool.host.mounts import Mounts
+    from cpupool.host.root import HostRoot
+    from cpupool.kubelet.registrar import Plugin
+    from cpupool.loops.telemetry import Telemetry
+    from cpupool.manager.manager import Manager
+
+log = logs.get(__name__)
+
+NAME: Final = "device manager"
+_LOOK_S: Final = 30.0
+_LOOK_WITHOUT_EVENTS_S: Final = 2.0
+CONDITION: Final = "kubelet"
+
+
+class DeviceManager:
+    """The role that is the kubelet's device plugin.
+
+    Args:
+        manager: the node's state; its advertised pools are served.
+        root: where the kubelet's folder is.
+        mounts: what containers get mounted; a pool is offered once its mounts are provided.
+        telemetry: hears of registrations, that the loop turns, and whether the kubelet knows every
+            pool.
+        kubelet_changed: called when another kubelet listens than before, or none.
+        ready: whether it is known who owns which CPU, and only cpupool gives CPUs out; while not,
+            nothing is offered.
+        look_s: how often to look without an event, at least; more often while the kubelet's folder
+            cannot be watched.
+    """
+
+    def __init__(
+        self,
+        manager: Manager,
+        root: HostRoot,
+        mounts: Mounts,
+        *,
+        telemetry: Telemetry,
+        kubelet_changed: Callable[[], None] = lambda: None,
+        ready: Callable[[], bool] = lambda: True,
+        look_s: float = _LOOK_S,
+    ) -> None:
+        self._manager = manager
+        self._folder = root.device_plugins
+        self._kubelet_socket = root.kubelet_socket
+        self._mounts = mounts
+        self._health = telemetry.health
+        self._ready = ready
+        self._look_s = look_s
+        self._plugins: dict[str, DevicePluginServer] = {}
+        self._registrar = Registrar(
+            root.kubelet_socket,
+            wanted=self._is_advertised,
+            kubelet_changed=kubelet_changed,
+            registered=telemetry.metrics.registered,
+        )
+        self._loop = ServingLoop(self.wake)
+        self._wake = threading.Event()
+
+    def run(self, stop: threading.Event) -> None:
+        """Serve until `stop` is set, then end every stream and remove every socket."""
+        watch = DirectoryWatch(self._folder, self._changed)
+        with self._loop, ExitStack() as ending:
+            self._health.watch(self._loop.thread)
+            try:
+                while not stop.is_set():
+                    watch.ensure()
+                    self._loop.check()
+                    self._look(stop)
+                    often_s = self._look_s if watch.watching else _LOOK_WITHOUT_EVENTS_S
+                    self._wake.wait(self._registrar.pause_s(min(often_s, self._look_s)))
+                    self._wake.clear()
+            finally:
+                watch.stop()
+                # Each, also where the loop that serves them has ended.
+                for plugin in self._plugins.values():
+                    ending.callback(plugin.stop)
+
+    def wake(self) -> None:
+        """Look now: the pools have changed, or `run` is to notice that it shall stop."""
+        self._wake.set()
+
+    def _changed(self, path: Path) -> None:
+        # Other plugins' sockets and the checkpoint, which is replaced at every admission, are not
+        # ours to look at.
+        if path in {self._folder, self._kubelet_socket} or path.name.startswith("cpupool-"):
+            self.wake()
+
+    def _look(self, stop: threading.Event) -> None:
+        self._health.beat(NAME)
+        self._follow_pools()
+        self._registrar.follow()
+        # Before the plugins, too: each may take as long as a kubelet that hangs.
+        self._show_condition()
+        for plugin in self._plugins.values():
+            # A kubelet that hangs costs a timeout for each; a stop does not wait for them all.
+            if not stop.is_set() and self._registrar.attend(plugin):
+                self._health.beat(NAME)
+        self._show_condition()
+
+    def _show_condition(self) -> None:
+        why = self._missing()
+        self._health.set(CONDITION, ok=not why, message=why)
+
+    def _follow_pools(self) -> None:
+        # In this order: pools that come may end the readiness.
+        resources = self._manager.advertised()
+        advertised = [resource.name for resource in resources] if self._ready() else []
+        for name in self._plugins.keys() - set(advertised):
+            plugin = self._plugins.pop(name)
+            plugin.stop()
+            self._registrar.forget(plugin)
+            log.info("pool no longer advertised", pool=name)
+        # A container of a pool that is offered too soon would lack its mounts for life.
+        for resource in advertised if self._mountable() else ():
+            if resource not in self._plugins:
+                self._plugins[resource] = DevicePluginServer(
+                    self._manager,
+                    resource,
+                    self._folder,
+                    self._loop,
+                    partial(self._mounts_of, resource),
+                )
+
+    def _mountable(self) -> bool:
+        """Return whether there are the mounts of every pool."""
+        provided = self._mounts.provided
+        shared = self._manager.snapshot().resolution.shared
+        return provided is not None and provided.keys() >= shared.keys()
+
+    def _mounts_of(self, resource: Resource) -> tuple[Mount, ...]:
+        """Return what a container gets mounted with a resource: what its pool now has."""
+        return self._mounts.of(self._manager.devices(resource).offer.pool)
+
+    def _is_advertised(self, plugin: Plugin) -> bool:
+        extended = self._manager.names.resource
+        return any(plugin.name == extended(pool.name) for pool in self._manager.advertised())
+
+    def _missing(self) -> str:
+        """Return what keeps the kubelet from knowing and watching every pool; empty for nothing."""
+        if why := self._registrar.absent:
+            return why
+        if not self._ready():
+            return "no pool is offered while the cpusetter waits; see there"
+        if not self._mountable():
+            return "what containers of the pools mount is being written; wait"
+        for resource in self._manager.advertised():
+            # It may have become possible to offer the pool since this look began.
+            if resource.name not in self._plugins:
+                return f"{resource.name} is not offered yet; wait"
+        return next(filter(None, map(self._registrar.missing, self._plugins.values())), "")

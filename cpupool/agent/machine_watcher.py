@@ -1,0 +1,116 @@
+"""Watches which CPUs containers can have, and puts every change in force.
+
+Level-triggered: each look compares what is online, and what cgroups withhold, with what the manager
+knows. The kernel's events only make it look sooner.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from cpupool.core.errors import CPUPoolError
+from cpupool.host.uevents import CPUEvents
+from cpupool.telemetry import log as logs
+from cpupool.telemetry.failures import Failures
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable
+
+    from cpupool.core.withheld import Withheld
+    from cpupool.host.usable_cpus import TopologySource
+    from cpupool.manager.manager import Manager
+    from cpupool.telemetry.health import Health
+
+log = logs.get(__name__)
+
+NAME: Final = "machine watcher"
+_LOOK_S: Final = 10.0
+_LOOK_AT_CGROUPS_S: Final = 1.0
+"""The kernel sends no event when a cgroup takes CPUs from others."""
+_LOOK_WITHOUT_EVENTS_S: Final = 0.05
+
+
+class MachineWatcher:
+    """The role that owns the topology.
+
+    Args:
+        manager: takes each reading.
+        topology: where the machine's CPUs are read from.
+        health: hears that the loop turns.
+        changed: called when CPUs went offline or came back.
+        listen: where the kernel's events come from.
+        withheld: reads which CPUs that run are not among those of `topology`; None where all are.
+    """
+
+    def __init__(
+        self,
+        manager: Manager,
+        topology: TopologySource,
+        *,
+        health: Health,
+        changed: Callable[[], None],
+        listen: Callable[[], CPUEvents] = CPUEvents,
+        withheld: Callable[[], tuple[Withheld, ...]] | None = None,
+    ) -> None:
+        self._manager = manager
+        self._topology = topology
+        self._health = health
+        self._changed = changed
+        self._listen = listen
+        self._withheld = withheld or (lambda: ())
+        self._look_s = _LOOK_AT_CGROUPS_S if withheld else _LOOK_S
+        self._events: CPUEvents | None = None
+        self._silence = ""
+        self._failures = Failures()
+
+    def run(self, stop: threading.Event) -> None:
+        """Follow the machine until `stop` is set; `wake` after setting it returns at once."""
+        with closing(self._listen()) as events:
+            self._events = events
+            while not stop.is_set():
+                self._health.beat(NAME)
+                self.look()
+                events.wait(self._pause_s(events.silence))
+
+    def wake(self) -> None:
+        """Look now: a CPU may be offline, or `run` is to notice that it shall stop."""
+        if self._events is not None:
+            self._events.wake()
+
+    def look(self) -> None:
+        """Put in force which CPUs are online, and which of them containers cannot have."""
+        try:
+            online, withheld = self._topology.online(), self._withheld()
+            before = self._manager.snapshot().facts.topology
+            if (online, withheld) == (before.online, before.withheld):
+                return
+            # Reading a large machine would keep containers for long on the CPUs of others.
+            shrinks = online <= before.online
+            # Another thread may read the machine meanwhile: each reading has its own causes.
+            now = (
+                replace(before.cut_to(online), withheld=withheld)
+                if shrinks
+                else self._topology.topology()
+            )
+            problems = self._manager.update_topology(now)
+        except CPUPoolError as error:
+            if self._failures.begins(error):
+                log.warning("topology not read", reason=error)
+            return
+        self._changed()
+        self._failures.ends()
+        log.info("online CPUs", cpus=now.online, before=before.online or "not known")
+        for part in now.withheld:
+            log.warning("CPUs are withheld", reason=part.why, remedy=part.remedy)
+        for problem in problems:
+            log.warning("pools on this machine", problem=problem)
+
+    def _pause_s(self, silence: str) -> float:
+        pause_s = _LOOK_WITHOUT_EVENTS_S if silence else self._look_s
+        if silence != self._silence:
+            self._silence = silence
+            log.warning("no events of CPUs from the kernel", look_s=pause_s, reason=silence)
+        return pause_s

@@ -1,0 +1,167 @@
+"""The memory keeper: it keeps the memory of containers on the NUMA nodes that they must have.
+
+A write of memory nodes may take seconds, so the cpusetter does not make it. Each turn follows a
+sweep, so that the CPUs are right before memory moves. The write itself runs in a thread that the
+role leaves behind at its end: the kernel ends no write before the pages have moved.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from typing import TYPE_CHECKING, Final
+
+from cpupool.core.errors import CPUPoolError
+from cpupool.enforce.memory import MemoryGoal
+from cpupool.enforce.notices import Notices
+from cpupool.enforce.repair import Keeper, Postponed
+from cpupool.loops.threads import OwnedThread
+from cpupool.telemetry import log as logs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, MutableMapping
+
+    from cpupool.core.cgroups import FoundContainer
+    from cpupool.core.cpuset import CPUSet
+    from cpupool.core.workloads import ContainerID
+    from cpupool.enforce.memory import MemoryTree
+    from cpupool.enforce.sweep import SweepReport
+    from cpupool.loops.telemetry import Telemetry
+    from cpupool.manager.resolve import Resolution, Snapshot
+
+log = logs.get(__name__)
+
+NAME: Final = "memory keeper"
+_IDLE_S: Final = 60.0
+_BEAT_S: Final = 1.0
+_LONG_S: Final = 30.0
+"""A write that takes longer is worth a line in the log."""
+
+
+class MemoryKeeper:
+    """The role that keeps memory nodes. One thread runs it; any thread may call `wake`.
+
+    Args:
+        decided: returns the decisions, once their choices are recorded.
+        tree: the memory nodes of the cgroups.
+        placed: as for `MemoryGoal`.
+        look: asks for a sweep.
+        telemetry: hears notices for pods' owners, how many writes there are, and that the loop
+            turns.
+        now_s: a monotonic clock.
+    """
+
+    def __init__(
+        self,
+        decided: Callable[[], Snapshot],
+        tree: MemoryTree,
+        *,
+        placed: MutableMapping[ContainerID, CPUSet],
+        look: Callable[[], None],
+        telemetry: Telemetry,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._decided = decided
+        self._look = look
+        self._health = telemetry.health
+        self._now_s = now_s
+        self._keeper = Keeper(MemoryGoal(tree, self._carry_out, placed, telemetry.metrics, now_s))
+        self._notices = Notices(telemetry.events)
+        self._seen: tuple[tuple[FoundContainer, ...], Resolution] | None = None
+        self._concerned = False
+        self._writing: OwnedThread | None = None
+        self._wake = threading.Event()
+        self._turn = threading.Event()
+        self._stop = threading.Event()
+
+    def swept(self, report: SweepReport) -> None:
+        """Begin a turn after a sweep, if there is anything to do; called on the sweeping thread."""
+        if report.waiting_for:
+            return
+        found, resolution = report.found, self._decided().resolution
+        before, self._seen = self._seen, (found, resolution)
+        same = before is not None and before[1] is resolution
+        if not same:
+            placements = resolution.containers.values()
+            self._concerned = any(placed.assignment.memory for placed in placements)
+        # A container without memory nodes is looked at, too: later it is not new.
+        if self._concerned or not same or before != self._seen:
+            self._turn.set()
+            self._wake.set()
+
+    def wake(self) -> None:
+        """End a wait, so that `run` notices that it must end."""
+        self._wake.set()
+
+    def run(self, stop: threading.Event) -> None:
+        """Keep memory nodes until `stop` is set; `wake` after setting it returns at once."""
+        self._stop = stop
+        due_s = math.inf
+        while not stop.is_set():
+            self._health.beat(NAME)
+            self._wake.wait(min(_IDLE_S, max(0.0, due_s - self._now_s())))
+            self._wake.clear()
+            if self._turn.is_set():
+                self._turn.clear()
+                due_s = self.turn()
+            elif self._now_s() >= due_s:
+                # The report of the sweep begins the next turn.
+                due_s = math.inf
+                self._look()
+
+    def turn(self) -> float:
+        """Put right what the last sweep has found, and return when the next turn is due.
+
+        Raises:
+            ThreadFailed: a write has failed by a bug.
+        """
+        if self._seen is None:
+            return math.inf
+        found, resolution = self._seen
+        notices = self._keeper.keep(found, resolution, self._now_s())
+        if self._writing is not None:
+            self._writing.check()
+        self._notices.publish(notices, self._now_s())
+        return min(self._keeper.due_s, self._notices.due_s)
+
+    def _carry_out(self, write: Callable[[], None]) -> None:
+        """Make a write in a thread of its own, and wait for its end, or for the end of the role.
+
+        Raises:
+            Postponed: the role ends, or the write fails by a bug.
+            CPUPoolError: as the write.
+        """
+        if self._stop.is_set():
+            raise Postponed
+        failures: list[CPUPoolError] = []
+        made = False
+        done = threading.Event()
+
+        def make() -> None:
+            nonlocal made
+            try:
+                write()
+            except CPUPoolError as error:
+                failures.append(error)
+            made = True
+            done.set()
+
+        started_s, warned = self._now_s(), False
+        # The time that a write takes is the kernel's.
+        self._writing = OwnedThread(
+            NAME, make, ask=lambda: None, failed=done.set, silent_s=math.inf
+        )
+        self._writing.start()
+        while not done.wait(_BEAT_S):
+            self._health.beat(NAME)
+            if self._stop.is_set():
+                raise Postponed
+            if not warned and self._now_s() - started_s > _LONG_S:
+                warned = True
+                log.warning("the kernel still moves the memory of a container", s=_LONG_S)
+        if failures:
+            raise failures[0]
+        if not made:
+            # The turn raises what has ended the thread.
+            raise Postponed

@@ -1,0 +1,91 @@
+"""The mount keeper: what containers mount is there before a pool is offered, and stays true.
+
+That is the process starter, and a folder of files for each shared pool. The files are written while
+the cpusetter moves the containers: an application that starts in between waits until its cpuset and
+the files of its pools agree.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from cpupool.host.mounts import Mounts
+    from cpupool.manager.resolve import Reader
+    from cpupool.telemetry.health import Health
+
+NAME: Final = "mount keeper"
+_LOOK_S: Final = 30.0
+_RETRY_S: Final = 2.0
+
+
+class MountKeeper:
+    """Provides the mounts, once the owner of each CPU is known.
+
+    Args:
+        manager: the node's state.
+        mounts: what containers mount.
+        health: hears that the loop turns.
+        ready: whether it is known who owns which CPU, and only cpupool places containers.
+        provided: called when the mounts of shared pools are others than before.
+        look_s: how often to look without an event; more often after a failure.
+    """
+
+    def __init__(
+        self,
+        manager: Reader,
+        mounts: Mounts,
+        *,
+        health: Health,
+        ready: Callable[[], bool],
+        provided: Callable[[], None],
+        look_s: float = _LOOK_S,
+    ) -> None:
+        self._manager = manager
+        self._mounts = mounts
+        self._health = health
+        self._ready = ready
+        self._provided = provided
+        self._look_s = look_s
+        self._announced: deque[str] = deque()
+        self._wake = threading.Event()
+
+    def run(self, stop: threading.Event) -> None:
+        """Provide the mounts until `stop` is set; `wake` after setting it returns at once."""
+        while not stop.is_set():
+            self._health.beat(NAME)
+            self._look()
+            self._wake.wait(_RETRY_S if self._mounts.failing else self._look_s)
+            self._wake.clear()
+
+    def wake(self) -> None:
+        """Look now: the pools have changed, or `run` is to notice that it shall stop."""
+        self._wake.set()
+
+    def swept(self, overwritten: Collection[str] = ()) -> None:
+        """Note a sweep: the CPUs of shared pools may have changed.
+
+        Any thread may call it; what cannot be written yet is not forgotten.
+
+        Args:
+            overwritten: shared pools whose containers are to look at their CPUs, which may be the
+                same as before.
+        """
+        self._announced.extend(overwritten)
+        if overwritten or self._manager.snapshot().resolution.shared != self._mounts.provided:
+            self.wake()
+
+    def _look(self) -> None:
+        if not self._ready():
+            return
+        facts, resolution = self._manager.snapshot()
+        before = self._mounts.provided
+        announced = {self._announced.popleft() for _ in range(len(self._announced))}
+        # Pods may hold devices of pools that are not known yet.
+        self._mounts.provide(resolution.shared if facts.configured else None, announced)
+        if self._mounts.provided != before:
+            self._provided()

@@ -1,0 +1,1 @@
+"""Everything that commands draw: machines, tables, colours, progress, plots."""

@@ -1,0 +1,164 @@
+"""Shows the outcomes of a simulation: drawn and listed for people, and as JSON."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Final, TextIO
+
+from cpupool.commands.shell import door
+from cpupool.core.cpuset import CPUSet
+from cpupool.manager import status_json
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from cpupool.core.topology import CPUTopology
+    from cpupool.simulate.node import PlacementRecord
+    from cpupool.simulate.simulation import SimulationResult, Summary
+
+_SHOWN: Final = 5
+_WAITING: Final = ("policy", "pods held", "for a mean of", "held at the end")
+"""The titles about pods that wait for CPUs of a CPU manager policy."""
+_TITLES: Final = (
+    "policy",
+    "pods\nin",
+    "refused",
+    "on one\nnode",
+    "behind\none L3",
+    "in\nuse",
+    "fragm.\nmean",
+    "fragm.\nat end",
+    "free\nblock",
+)
+
+
+def to_json(outcome: SimulationResult) -> dict[str, Any]:
+    """Write the outcome under one policy as JSON values."""
+    return {
+        "summary": asdict(outcome.summary),
+        "series": [asdict(moment) for moment in outcome.series],
+        "refusals": [asdict(refusal) for refusal in outcome.refusals],
+        "containers": [_container_as_json(placement) for placement in outcome.placements],
+    }
+
+
+def _container_as_json(placement: PlacementRecord) -> dict[str, Any]:
+    return {
+        "at_s": placement.at_s,
+        "name": placement.container,
+        "pool": placement.pool,
+        "requested": placement.requested,
+        "cpus": str(placement.cpus),
+        "nodes": list(placement.nodes),
+        "caches": list(placement.caches),
+        "steps": status_json.steps_to_json(placement.steps),
+        "refused": placement.refused,
+        "waited_s": placement.waited_s,
+        "held": placement.held,
+        "shares": placement.shares,
+    }
+
+
+def show(
+    topology: CPUTopology,
+    outcomes: Mapping[str, SimulationResult],
+    out: TextIO,
+    *,
+    listed: bool,
+    chooses: bool,
+) -> None:
+    """Draw the end under the first policy, list what is refused or waits, and compare.
+
+    Args:
+        topology: the machine.
+        outcomes: policy → the outcome for the same pods.
+        out: where to write.
+        listed: whether to list where each container is.
+        chooses: whether a CPU manager policy gives out CPUs, for which pods may wait.
+    """
+    # Imported only here, so that --json needs no drawing library.
+    from cpupool.commands.pictures import drawing, painting  # noqa: PLC0415
+
+    name, first = next(iter(outcomes.items()))
+    painted = painting.paint(_by_pod(first.running))
+    drawing.show(drawing.Picture(topology, painted), out)
+    if listed:
+        titles = ("container", "pool", "requests", "CPUs", "NUMA nodes", "L3")
+        drawing.show(drawing.table(titles, map(_cells, first.running)), out)
+    pods = first.summary.admitted + first.summary.refused
+    came = f"{first.summary.admitted} of {pods} pods came in"
+    door.tell(f"Above is the end under {name}: {came}.", out)
+    _list([f"Refused at {refusal.at_s:g} s: {refusal.why}" for refusal in first.refusals], out)
+    held = [
+        f"Held since {each.at_s:g} s: {each.container}: {each.held}"
+        for each in first.running
+        if each.held
+    ]
+    _list(held, out)
+    shares = [
+        f"Shares since {each.at_s:g} s: {each.container}: {each.shares}"
+        for each in first.running
+        if each.shares
+    ]
+    _list(shares, out)
+    compared = (_summary_cells(policy, outcome) for policy, outcome in outcomes.items())
+    drawing.show(drawing.table(_TITLES, compared), out)
+    if chooses:
+        waits = (_waiting_cells(policy, outcome.summary) for policy, outcome in outcomes.items())
+        drawing.show(drawing.table(_WAITING, waits), out)
+
+
+def _list(lines: Sequence[str], out: TextIO) -> None:
+    """Print the first lines."""
+    for line in lines[:_SHOWN]:
+        door.tell(line, out)
+    if (more := len(lines) - _SHOWN) > 0:
+        door.tell(f"... and {more} more; --json has them all.", out)
+
+
+def _by_pod(running: Sequence[PlacementRecord]) -> Iterable[tuple[str, CPUSet]]:
+    """Return the CPUs that each pod has of each pool."""
+    found: defaultdict[tuple[str, str], CPUSet] = defaultdict(CPUSet)
+    for placement in running:
+        pod, _, _ = placement.container.rpartition("/")
+        found[pod, placement.pool] |= placement.cpus
+    return ((pod, cpus) for (pod, _), cpus in found.items())
+
+
+def _cells(placement: PlacementRecord) -> tuple[str, ...]:
+    nodes, caches = (", ".join(map(str, ids)) for ids in (placement.nodes, placement.caches))
+    return (
+        placement.container,
+        placement.pool,
+        str(placement.requested),
+        str(placement.cpus) or ("held" if placement.held else "shared"),
+        nodes,
+        caches,
+    )
+
+
+def _summary_cells(policy: str, outcome: SimulationResult) -> tuple[str, ...]:
+    found = outcome.summary
+    refused = found.refused / (found.admitted + found.refused)
+    return (
+        policy,
+        str(found.admitted),
+        f"{found.refused} ({refused:.0%})",
+        _percent(found.on_one_node),
+        _percent(found.behind_one_cache),
+        _percent(found.utilisation),
+        f"{found.fragmentation:.2f}",
+        f"{found.fragmentation_at_end:.2f}",
+        str(found.largest_block_at_end),
+    )
+
+
+def _waiting_cells(policy: str, found: Summary) -> tuple[str, ...]:
+    held = f"{found.waited} ({found.waited / (found.admitted or 1):.0%})"
+    mean = f"{found.waited_s:,.0f} s" if found.waited else "-"
+    return policy, held, mean, str(found.waiting_at_end)
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.1%}"

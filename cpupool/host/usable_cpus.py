@@ -1,0 +1,286 @@
+"""The machine without the CPUs that its cgroups keep from containers.
+
+Kernel documents: Documentation/admin-guide/cgroup-v2.rst, section "Cpuset Interface Files", and
+Documentation/admin-guide/cgroup-v1/cpusets.rst.
+
+On version 2 a container can have the CPUs in `cpuset.cpus.effective` of kubepods, and those of
+isolated partitions that are containers (`host/partitions.py`). A CPU is missing there if another
+cgroup is a partition with it (as by `CPUSetPartition=` of systemd), or if kubepods or a cgroup
+above has a smaller `cpuset.cpus`. A container whose CPUs are all missing runs on the CPUs of its
+parent, which include those of other pods. The kernel sends no event about it.
+
+On version 1 the cgroups above kubepods (`--cgroup-root`) limit what a container can have. The
+kernel takes an offline CPU out of every set but the base's, for good. So a set that lacks a CPU
+which has just come back online is no limit: the agent adds the CPU again (`CgroupFS.make_room`). It
+does the same in kubepods and below, which only the kubelet and the kernel write.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar, Final, Protocol
+
+from cpupool.core import withheld
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.errors import CgroupNotFound, HostFileError
+from cpupool.core.withheld import Withheld
+from cpupool.host import cgroup_names
+from cpupool.host.cgroup_files import CgroupFiles, above
+from cpupool.host.cgroupfs import CgroupVersion, hierarchy
+from cpupool.telemetry import log as logs
+from cpupool.telemetry.failures import Failures
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from cpupool.core.topology import CPUTopology
+
+log = logs.get(__name__)
+
+_CPUS: Final = "cpuset.cpus"
+_EXCLUSIVE: Final = "cpuset.cpus.exclusive"
+_GRANTED: Final = "cpuset.cpus.exclusive.effective"
+_PARTITION: Final = "cpuset.cpus.partition"
+_MEMBER: Final = "member"
+_INVALID: Final = "invalid"
+_BELIEVED: Final = 10
+
+
+class TopologySource(Protocol):
+    """The source of the machine's CPUs."""
+
+    def online(self) -> CPUSet:
+        """Return the CPUs that are online now; cheap enough for 20 calls a second."""
+        ...
+
+    def topology(self) -> CPUTopology:
+        """Read the whole topology.
+
+        Raises:
+            HostFileError: sysfs does not have the content that the kernel documents.
+        """
+        ...
+
+
+def usable(machine: TopologySource, cgroup: Path, cgroup_root: str = "") -> CPUTopology:
+    """Read the CPUs that containers can have; all CPUs where cpupool sees no cgroups.
+
+    Args:
+        machine: all CPUs of the machine.
+        cgroup: the folder that stands for `/sys/fs/cgroup`.
+        cgroup_root: the kubelet's `--cgroup-root`; empty for the usual places.
+
+    Raises:
+        HostFileError: the machine cannot be read.
+    """
+    with suppress(HostFileError):
+        return UsableCPUs(machine, cgroup, cgroup_root).topology()
+    return machine.topology()
+
+
+class UsableCPUs:
+    """The machine's CPUs that containers can have; satisfies `host.usable_cpus.TopologySource`.
+
+    Any thread may call it.
+
+    Args:
+        machine: all CPUs of the machine.
+        cgroup: the folder that stands for `/sys/fs/cgroup`.
+        cgroup_root: the kubelet's `--cgroup-root`; empty for the usual places.
+
+    Raises:
+        HostFileError: no hierarchy has the cpuset controller.
+    """
+
+    def __init__(self, machine: TopologySource, cgroup: Path, cgroup_root: str = "") -> None:
+        self._machine = machine
+        base, version = hierarchy(cgroup)
+        self._files = CgroupFiles(base, {}, "see cpuset(7)")
+        places = cgroup_names.kubepods(cgroup_root)
+        self._limits: _PartitionLimits | _SetLimits = (
+            _SetLimits(self._files, places)
+            if version is CgroupVersion.V1
+            else _PartitionLimits(self._files, places)
+        )
+        self._lock = threading.Lock()
+        self._found: tuple[Withheld, ...] = ()
+        self._fine: tuple[CPUSet, tuple[bytes, ...]] | None = None
+        self._believed = 0
+        self._failures = Failures()
+
+    def online(self) -> CPUSet:
+        """Return the CPUs that are online now and that containers can have.
+
+        Raises:
+            HostFileError: a file cannot be read or holds no CPU list.
+        """
+        online, parts = self._look()
+        return online - withheld.all_of(parts)
+
+    def withheld(self) -> tuple[Withheld, ...]:
+        """Return the CPUs that the last answer of `online` or `topology` has left out."""
+        return self._found
+
+    def topology(self) -> CPUTopology:
+        """Read the whole topology; CPUs that containers cannot have are as offline ones.
+
+        Raises:
+            HostFileError: a file cannot be read, or has another content than documented.
+        """
+        machine = self._machine.topology()
+        _, parts = self._look()
+        if not parts:
+            return machine
+        usable = machine.cut_to(machine.online - withheld.all_of(parts))
+        return replace(usable, withheld=parts)
+
+    def _look(self) -> tuple[CPUSet, tuple[Withheld, ...]]:
+        """Return the CPUs that are online, and those of them that containers cannot have.
+
+        A cgroup that cannot be read withholds the CPUs that it withheld before. The result follows
+        CPUs that go offline meanwhile. Where nothing is withheld, the method compares the sets as
+        texts, and reads everything again when they differ, and at every tenth call.
+        """
+        with self._lock:
+            online = self._machine.online()
+            now = (online, self._limits.texts())
+            self._believed -= 1
+            if now == self._fine and self._believed > 0:
+                return online, ()
+            try:
+                parts = tuple(self._limits.withheld(online))
+            except HostFileError as error:
+                if self._failures.begins(error):
+                    log.warning("cgroups not read", reason=error)
+                parts = self._found
+            else:
+                self._failures.ends()
+            # A machine without any CPU for containers runs none: the cgroups say something else.
+            self._found = parts if online - withheld.all_of(parts) else ()
+            self._fine = None if parts else now
+            self._believed = _BELIEVED
+            return online, self._found
+
+
+class _Limits:
+    """The CPUs that the cgroups from the base down keep from containers.
+
+    Args:
+        files: the files of the hierarchy.
+        places: where the cgroup of all pods can be.
+    """
+
+    _runs_on: ClassVar[str]
+
+    def __init__(self, files: CgroupFiles, places: Sequence[str]) -> None:
+        self._files = files
+        self._places = places
+        self._paths = dict.fromkeys(("", *(path for place in places for path in above(place))))
+        self._paths.update(dict.fromkeys(places))
+
+    def texts(self) -> tuple[bytes, ...]:
+        """Return the sets of the cgroups from the base down; empty where a cgroup is not there."""
+        return tuple(self._files.raw(path, self._runs_on) for path in self._paths)
+
+    def _sets(self, *paths: str) -> dict[str, CPUSet]:
+        """Return cgroup → the CPUs that it runs on; without those that have no cpuset."""
+        return {path: cpus for path in paths if (cpus := self._cpus(path, self._runs_on))}
+
+    def _cpus(self, path: str, name: str) -> CPUSet:
+        with suppress(CgroupNotFound):
+            return self._files.cpus(path, name)
+        return CPUSet()
+
+
+class _PartitionLimits(_Limits):
+    """The CPUs that cgroup version 2 keeps from containers: those not effective in kubepods."""
+
+    _runs_on = "cpuset.cpus.effective"
+
+    def withheld(self, online: CPUSet) -> Iterator[Withheld]:
+        """Yield the CPUs that containers cannot have, each with the cgroup that keeps them."""
+        places = self._sets(*self._places)
+        left = online
+        # This function does not know which place the kubelet uses, so each place is a limit.
+        for place, cpus in places.items():
+            if missing := left - cpus:
+                sets = self._sets("", *reversed(above(place)), place)
+                for part in self._causes(missing, sets):
+                    left -= part.cpus
+                    yield part
+
+    def _causes(self, missing: CPUSet, sets: Mapping[str, CPUSet]) -> Iterator[Withheld]:
+        for path, state in self._partitions("", is_partition=True):
+            mine = missing & self._has(path, state)
+            if path in sets or not mine:
+                continue
+            missing -= mine
+            # A container may be isolated on its own CPUs, or isolate some of them.
+            if taken := mine - self._own(path):
+                yield Withheld(taken, f"/{path}", state)
+        for path, cpus in sets.items():
+            if lacking := missing - cpus:
+                missing -= lacking
+                yield Withheld(lacking, f"/{path}")
+
+    def _has(self, path: str, state: str) -> CPUSet:
+        if _INVALID in state:
+            # It runs on the CPUs of its parent, and the kernel may keep those that it lists.
+            return self._cpus(path, _EXCLUSIVE) or self._cpus(path, _CPUS)
+        return self._cpus(path, self._runs_on) | self._cpus(path, _GRANTED)
+
+    def _partitions(self, path: str, *, is_partition: bool) -> Iterator[tuple[str, str]]:
+        """Walk the partitions below a cgroup, the innermost first, each with its state.
+
+        The parent of a partition is one, too, or hands its CPUs down in `cpuset.cpus.exclusive`.
+        """
+        for name in self._files.directories(path):
+            below = f"{path}/{name}".lstrip("/")
+            handed = bool(self._text(below, _EXCLUSIVE))
+            state = self._text(below, _PARTITION) if handed or is_partition else _MEMBER
+            partition = state not in {"", _MEMBER}
+            if handed or partition:
+                yield from self._partitions(below, is_partition=partition)
+            if partition:
+                yield below, state
+
+    def _own(self, path: str) -> CPUSet:
+        """Return the CPUs of the container that a cgroup is, or is in; none outside containers."""
+        parts = path.split("/")
+        pods = [number for number, part in enumerate(parts[:-1]) if cgroup_names.pod_id(part)]
+        return self._cpus("/".join(parts[: pods[0] + 2]), _CPUS) if pods else CPUSet()
+
+    def _text(self, path: str, name: str) -> str:
+        with suppress(CgroupNotFound):
+            return self._files.read(path, name)
+        return ""
+
+
+class _SetLimits(_Limits):
+    """The CPUs that cgroup version 1 keeps from containers: a cgroup above kubepods lacks them."""
+
+    _runs_on = _CPUS
+
+    def __init__(self, files: CgroupFiles, places: Sequence[str]) -> None:
+        super().__init__(files, places)
+        self._before: CPUSet | None = None
+        self._owed = CPUSet()
+        self._denied = CPUSet()
+
+    def withheld(self, online: CPUSet) -> Iterator[Withheld]:
+        """Yield the CPUs that containers cannot have, each with the cgroup that lacks them."""
+        there = [place for place in self._places if self._sets(place)]
+        sets = self._sets("", *(path for place in there for path in reversed(above(place))))
+        missing = CPUSet.union(online - cpus for cpus in sets.values())
+        returned = CPUSet() if self._before is None else online - self._before
+        self._owed = (self._owed | returned - self._denied) & missing
+        denied = missing - self._owed
+        # A CPU that was denied when it went offline is denied when it comes back.
+        self._before, self._denied = online, denied | self._denied - online
+        for path, cpus in sets.items():
+            if lacking := denied - cpus:
+                denied -= lacking
+                yield Withheld(lacking, f"/{path}")

@@ -1,0 +1,104 @@
+"""The plan of a pod: the order in which its containers choose CPUs, and the CPUs to use again.
+
+A pod owns its CPUs until it ends, but the scheduler counts only the most that it uses at one time
+(PodRequests in k8s.io/component-helpers, resource). So the agent plans a pod as a whole: an init
+container, which ends before the next containers start, has CPUs of these.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.workloads import ContainerKind, pod_request_milli
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping
+
+    from cpupool.core.workloads import Container, Pod
+
+
+def beside(containers: Iterable[Container], name: str) -> Iterator[str]:
+    """Yield the containers that run at the same time as one container of their pod.
+
+    Args:
+        containers: all of the pod, init containers first.
+        name: the one container.
+    """
+    lasts = later = False
+    for container in containers:
+        ends = container.kind is ContainerKind.INIT
+        if container.name == name:
+            lasts, later = not ends, True
+        elif lasts if later else not ends:
+            yield container.name
+
+
+def reusable(pod: Pod, parts: Mapping[str, CPUSet], name: str) -> CPUSet:
+    """Return the CPUs of a pod that no container has while the named one runs.
+
+    Args:
+        pod: the pod.
+        parts: container → its CPUs.
+        name: the container.
+    """
+    busy = (parts.get(other, CPUSet()) for other in beside(pod.containers, name))
+    return CPUSet.union(parts.values()) - CPUSet.union(busy)
+
+
+def most_at_once(pod: Pod, wants: Mapping[str, int]) -> int:
+    """Return how many CPUs of its own a pod uses at one time.
+
+    Args:
+        pod: the pod.
+        wants: container → how many CPUs it has of its own.
+    """
+    return pod_request_milli((each.kind, wants.get(each.name, 0)) for each in pod.containers)
+
+
+def lacking(pod: Pod, wants: Mapping[str, int], has: Collection[str]) -> tuple[str, ...]:
+    """Return the containers that need CPUs, in the order of the pod.
+
+    Args:
+        pod: the pod.
+        wants: container → how many CPUs it has of its own, in the order of the pod.
+        has: the containers that have theirs; with an app container, the init containers ended
+            before this agent started.
+    """
+    kinds = {container.name: container.kind for container in pod.containers}
+    started = any(kinds.get(name) is ContainerKind.APP for name in has)
+    return tuple(
+        name
+        for name in wants
+        if name not in has and not (started and kinds.get(name) is ContainerKind.INIT)
+    )
+
+
+def orders(pod: Pod, wants: Mapping[str, int], names: Collection[str]) -> Iterator[tuple[str, ...]]:
+    """Yield the orders in which containers choose, the best first.
+
+    The containers that last choose as in a pod without init containers, so that these cost them
+    nothing. A topology policy can demand more CPUs then, because the largest init container must
+    lie on NUMA nodes where the others do not fit, too. So in a second order that one comes first.
+
+    Args:
+        pod: the pod.
+        wants: container → how many CPUs it has of its own, in the order of the pod.
+        names: the containers that choose, in the order of the pod.
+    """
+    together = 0
+    at_once: dict[str, int] = {}
+    for container in pod.containers:
+        want = wants.get(container.name, 0)
+        if container.kind is ContainerKind.INIT:
+            at_once[container.name] = together + want
+        else:
+            together += want
+    lasting = [name for name in names if name not in at_once]
+    inits = [name for name in names if name in at_once]
+    inits.sort(key=at_once.__getitem__, reverse=True)
+    yield (*lasting, *inits)
+    if lasting and inits:
+        largest, *others = inits
+        before = [name for name in beside(pod.containers, largest) if name in lasting]
+        yield (*before, largest, *lasting[len(before) :], *others)

@@ -1,0 +1,1 @@
+"""Good CPUs for one request, taken in the order of the kubelet or of a scheduler."""

@@ -1,0 +1,1 @@
+"""The CPU manager policy `none`: no container has CPUs of its own."""

@@ -1,0 +1,150 @@
+"""CPU-Pooler's policy: a container gets the CPUs that come with its devices of pools.
+
+The kubelet gives out the devices. It first asks which devices of an exclusive pool are good.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cpupool.core import devices, withheld
+from cpupool.core.assignments import Cause, CPUAssignment, Placement
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.names import ENABLE_SHARED_CPUS, KUBELET_CPUS
+from cpupool.core.pools import MILLI_PER_CPU, Pool, PoolKind
+from cpupool.core.quota import Limit
+from cpupool.policies.pools import choice
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from cpupool.core.devices import AllocatedDevices
+    from cpupool.core.requests import CPURequest, Resource
+    from cpupool.core.workloads import Pod
+    from cpupool.policies.base import Ask, Choice, Demand
+    from cpupool.policies.view import NodeView
+
+
+@dataclass(frozen=True, slots=True)
+class PoolsPolicy:
+    """The policy for containers that request pools."""
+
+    def choose(self, view: NodeView, ask: Ask) -> Choice:
+        """Choose CPUs of an exclusive pool by the rules of its line in the pool file.
+
+        Raises:
+            NotEnoughCPUs: there are fewer.
+            SMTAlignmentError: the pool promises whole cores, and there are too few.
+        """
+        return choice.prefer(
+            view.pools.behind(ask.resource) or Pool.named(ask.resource, ""),
+            view.topology,
+            ask.available,
+            ask.count,
+            required=ask.reusable,
+            held=ask.others,
+        )
+
+    def extents(self, view: NodeView) -> Mapping[str, CPUSet]:
+        """Return shared pool → the CPUs of a container that starts now, offline CPUs included."""
+        return {pool.name: pool.cpus - view.barred for pool in view.pools.of_kind(PoolKind.SHARED)}
+
+    def place(self, view: NodeView, demand: Demand) -> CPUAssignment:
+        """Return the CPUs of the container's pools; the default pool's where a fact is missing."""
+        request, known = demand.request, demand.devices
+        unnamed = next((resource for resource in request.amounts if resource not in known), None)
+        if unnamed is not None:
+            return _without_devices(view, request, unnamed)
+        exclusive = shared = CPUSet()
+        resources: dict[Resource, CPUSet] = {}
+        common, online = view.common, view.topology.online
+        for resource in request.amounts:
+            if resource.kind.exclusive:
+                mine = view.grants.part(demand.pod.cgroup_uid, resource, demand.container.name)
+                given = devices.exclusive_cpus(known[resource].ids) & view.topology.present
+                if others := given - mine:
+                    return _contested(view, demand.pod, resource, others)
+                exclusive |= mine
+                resources[resource] = mine
+            elif (pool := view.pools.behind(resource)) is not None:
+                shared |= pool.cpus
+                resources[resource] = pool.cpus & common
+        stays = demand.kept is not None
+        on_shared = (demand.kept if demand.kept is not None else shared) & common
+        there = exclusive & online | on_shared
+        if not there:
+            return _without_cpus(view, known, demand, exclusive, shared)
+        return CPUAssignment(
+            Placement.POOLS,
+            exclusive=exclusive & online,
+            shared=on_shared,
+            offline=exclusive - online,
+            stale=stays,
+            resources={resource: cpus & there for resource, cpus in resources.items()},
+            limit=_limit(demand, shared),
+        )
+
+
+def _limit(demand: Demand, shared: CPUSet) -> Limit | None:
+    """Return the CPU time of a container that has what it requests; None to leave it alone.
+
+    A container with its own CPUs of an exclusive pool has no limit: its cpuset limits it already,
+    and a quota of as many CPUs could only throttle it. Where the kubelet gives the own CPUs, the
+    limit is the kubelet's plus the shared CPUs (openshift/enhancements,
+    node-tuning/mixed-cpu-node-plugin.md).
+    """
+    own_milli = demand.container.limit_milli
+    if KUBELET_CPUS in demand.request.amounts:
+        if own_milli is None:
+            return None
+        shared_milli = len(shared) * MILLI_PER_CPU
+        return Limit(own_milli + shared_milli, or_unlimited=True, own_milli=own_milli)
+    if demand.request.exclusive:
+        return Limit(None)
+    limits = (sum(demand.request.amounts.values()), own_milli, demand.pod.limit_milli)
+    return Limit(min(limit for limit in limits if limit is not None), own_milli=own_milli)
+
+
+def _contested(view: NodeView, pod: Pod, resource: Resource, cpus: CPUSet) -> CPUAssignment:
+    holders = view.others_with(view.topology.with_siblings(cpus), pod)
+    still = f": pod {holders} still has them or their cores" if holders else ""
+    return view.confined(Cause.CONTESTED, f"CPUs {cpus} of {resource} are not this pod's{still}")
+
+
+def _without_cpus(
+    view: NodeView,
+    known: Mapping[Resource, AllocatedDevices],
+    demand: Demand,
+    exclusive: CPUSet,
+    shared: CPUSet,
+) -> CPUAssignment:
+    asked = demand.request.amounts
+    gone = [resource for resource in asked if not view.pools.behind(resource)]
+    if gone and not exclusive:
+        return _without_devices(view, demand.request, gone[0])
+    if strange := [resource for resource in asked if _names_no_cpu(resource, known[resource])]:
+        why = f"its devices of {strange[0]} are no CPUs: another plugin has listed them"
+        return view.confined(Cause.NO_CPUS, why)
+    why = "every CPU of its pools is offline"
+    parts, gone_cpus = view.topology.withheld, (exclusive | shared) - view.topology.online
+    if not gone_cpus.isdisjoint(withheld.all_of(parts)):
+        why = f"its {withheld.why(gone_cpus, parts)}"
+    return view.confined(Cause.OFFLINE, why)
+
+
+def _names_no_cpu(resource: Resource, given: AllocatedDevices) -> bool:
+    """Return whether devices of an exclusive pool have no CPU ids: another plugin listed them."""
+    return resource.kind.exclusive and not devices.exclusive_cpus(given.ids)
+
+
+def _without_devices(view: NodeView, request: CPURequest, resource: Resource) -> CPUAssignment:
+    if resource == KUBELET_CPUS:
+        if view.kubelet_places or ENABLE_SHARED_CPUS not in request.amounts:
+            why = "the kubelet has not named the CPUs that are its own"
+            return view.confined(Cause.NO_DEVICES, why)
+        why = "it requests shared CPUs in addition to its own, and has none of an exclusive pool"
+        return view.confined(Cause.NO_POOL, why)
+    if view.pools.behind(resource) is None:
+        return view.confined(Cause.NO_POOL, f"there is no pool {resource}")
+    return view.confined(Cause.NO_DEVICES, f"the kubelet has named no devices of {resource}")

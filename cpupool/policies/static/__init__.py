@@ -1,0 +1,1 @@
+"""The kubelet's static policy: whole CPUs for Guaranteed pods."""

@@ -1,0 +1,253 @@
+"""Asks plugins of the QoS Resource Manager for what the containers of this node lack.
+
+A plugin that prepares starts is asked for that ahead, before its answer counts, so that the first
+start needs no call. The next start is prepared once the instance before has gone, or when the
+runtime is about to create the container again. A preparation serves one instance: a try to create
+the container that fails before its preparation is done leaves it to the next try.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from cpupool.core.workloads import ContainerKind, ContainerRef, oldest_first
+from cpupool.manager import by_plugins
+from cpupool.policies.qrm.questions import Question
+from cpupool.qrm import next_questions
+from cpupool.qrm.plugin_client import PluginError
+from cpupool.qrm.question_table import Call, Event, Heard, Start
+from cpupool.telemetry import log as logs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from cpupool.core.cpu_manager import TopologyHint
+    from cpupool.core.plugin_facts import Answers
+    from cpupool.core.workloads import Container, ContainerID, Pod
+    from cpupool.manager.resolve import Snapshot
+    from cpupool.qrm.answer_book import AnswerBook
+    from cpupool.qrm.plugin_client import ResourcePlugin
+    from cpupool.qrm.plugin_worker import PluginWorker
+    from cpupool.qrm.question_table import QuestionTable, Row
+
+log = logs.get(__name__)
+
+_T = TypeVar("_T")
+_FREE: Final = (Call.QUIET, Call.HINTED)
+"""In other states another call is about the question."""
+
+
+class PluginAdmitter:
+    """Admits containers, each pod's one after the other; only one thread calls it.
+
+    Args:
+        table: the questions.
+        book: judges the answers.
+        snapshot: returns the node's facts and decisions.
+        now_s: a monotonic clock.
+        clock_s: the time in seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        table: QuestionTable,
+        book: AnswerBook,
+        snapshot: Callable[[], Snapshot],
+        now_s: Callable[[], float],
+        clock_s: Callable[[], float],
+    ) -> None:
+        self._table = table
+        self._book = book
+        self._snapshot = snapshot
+        self._now_s = now_s
+        self._clock_s = clock_s
+
+    def admit(self, now: Snapshot, plugins: Mapping[str, PluginWorker]) -> float:
+        """Ask for what containers lack; return when the next attempt is due.
+
+        Args:
+            now: the node.
+            plugins: resource → the plugin that serves it now.
+        """
+        if not by_plugins.awaited(now.facts):
+            return math.inf
+        # A plugin that lists does so before it allocates.
+        unlisted = self._table.unlisted
+        listed = {name: worker for name, worker in plugins.items() if name not in unlisted}
+        for pod in oldest_first(now.resolution.view.pods):
+            skipped = pod.description.starts_early and not pod.running
+            if pod.finished or pod.ending or skipped:
+                continue
+            for container in pod.containers:
+                ended = pod.running and container.kind is ContainerKind.INIT
+                if not (ended or self._has_all(now, pod, container, listed)):
+                    break
+        return self._table.next_s(self._now_s())
+
+    def prepare(self, now: Snapshot, plugins: Mapping[str, PluginWorker]) -> float:
+        """Ask for the starts that are not prepared; return when the next attempt is due.
+
+        Args:
+            now: the node.
+            plugins: resource → the plugin that serves it now.
+        """
+        prepares = {name: each for name, each in plugins.items() if each.options.pre_start}
+        if prepares:
+            self._adopt(now, prepares)
+        rows = [(row, row.prepares) for row in self._table if row.start is not Start.FREE]
+        instances: defaultdict[ContainerRef, list[ContainerID]] = defaultdict(list)
+        for identifier, each in now.facts.sighted.items() if rows else ():
+            instances[ContainerRef(each.pod, each.name)].append(identifier)
+        due_s, starts = math.inf, _starting(now) if rows else {}
+        for row, question in rows:
+            if row.resource in plugins.keys() - prepares.keys():
+                # A plugin that has returned may not want to prepare any more.
+                self._table.move(row, Event.RELEASE)
+                continue
+            # The runtime may not have named yet what runs: so it is in an agent that has started.
+            runs = row.served.intersection([starts.get(row.container)])
+            lacks = self._table.serve(row, [*runs, *instances[row.container]])
+            if not lacks or row.call not in _FREE or row.resource not in prepares:
+                continue
+            if row.container not in starts:
+                continue
+            if question and row.attempt.due_s <= self._now_s():
+                self._prepare(prepares[row.resource], row, question)
+            else:
+                due_s = min(due_s, row.attempt.due_s)
+        return due_s
+
+    def allocate(
+        self, worker: PluginWorker, pod: Pod, question: Question, hint: TopologyHint | None
+    ) -> None:
+        """Ask for what a container gets of one resource, unless something is asked already."""
+        row = self._table.row(question.container, question.resource)
+        if row.call not in _FREE:
+            return
+        self._table.move(row, Event.ASK)
+
+        def answered(answers: Answers) -> None:
+            self._table.hear(row, Event.ANSWERED)
+            if worker.options.pre_start:
+                self._table.prepare(row, question)
+            given = self._book.asked_for(pod, question.quantity, answers, hint, has=row.given)
+            row.confirmed_s = self._clock_s()
+            self._book.take(self._snapshot(), {(row.container, row.resource): given})
+            self._table.answered(row.container)
+
+        self._ask(worker, row, lambda plugin: plugin.allocate(question, hint), answered)
+
+    def _has_all(
+        self, now: Snapshot, pod: Pod, container: Container, plugins: Mapping[str, PluginWorker]
+    ) -> bool:
+        """Return whether a container has all answers; ask for what it lacks."""
+        ref = ContainerRef(pod.cgroup_uid, container.name)
+        if not by_plugins.lacking(now.facts, now.resolution.grants, pod, container):
+            self._table.has_all(ref)
+            return True
+        refs = [ContainerRef(pod.cgroup_uid, each.name) for each in pod.containers]
+        if self._table.waits(refs, self._now_s()) or any(
+            row.start is Start.DUE for row in self._table.of(ref)
+        ):
+            return False
+        options = {resource: worker.options for resource, worker in plugins.items()}
+        heard = {
+            each: {row.resource: row.hints for row in self._table.of(each) if row.hints}
+            for each in refs
+        }
+        plan = next_questions.plan(now, pod, container, options, heard=heard)
+        for question in plan.hints:
+            self._ask_hints(plugins[question.resource], question)
+        for question, hint in plan.allocate:
+            self.allocate(plugins[question.resource], pod, question, hint)
+        if plan.refused:
+            self._refuse(ref, plan.refused)
+        return False
+
+    def _ask_hints(self, worker: PluginWorker, question: Question) -> None:
+        row = self._table.row(question.container, question.resource)
+        if row.call is not Call.QUIET:
+            return
+        self._table.move(row, Event.ASK_HINTS)
+
+        def heard(found: Heard) -> None:
+            if self._table.hear(row, Event.HEARD):
+                row.hints = found
+
+        self._ask(worker, row, partial(_hints, question), heard)
+
+    def _ask(
+        self,
+        worker: PluginWorker,
+        row: Row,
+        call: Callable[[ResourcePlugin], _T],
+        answered: Callable[[_T], None],
+    ) -> None:
+        def finished(found: _T | PluginError) -> None:
+            if not isinstance(found, PluginError):
+                answered(found)
+            elif self._table.hear(row, Event.REFUSED):
+                self._refuse(row.container, f"the plugin for {row.resource} {found.why}")
+
+        worker.ask(call, finished)
+
+    def _refuse(self, ref: ContainerRef, why: str) -> None:
+        """Note a refusal; the container is tried again after a pause, with new hints."""
+        if self._table.refuse(ref, why, self._now_s()):
+            log.warning("request refused", pod=ref.pod, container=ref.name, reason=why)
+
+    def _prepare(self, worker: PluginWorker, row: Row, question: Question) -> None:
+        self._table.move(row, Event.PREPARE)
+
+        def finished(found: PluginError | None) -> None:
+            if not self._table.hear(row, Event.REFUSED if found else Event.PREPARED):
+                return
+            why = f"the plugin for {row.resource} {found.why}" if found else ""
+            if self._table.unprepared(row, why, self._now_s()) and why:
+                ref = row.container
+                log.warning("start not prepared", pod=ref.pod, container=ref.name, reason=why)
+
+        worker.ask(lambda plugin: plugin.before_start(question), finished)
+
+    def _adopt(self, now: Snapshot, plugins: Mapping[str, PluginWorker]) -> None:
+        """Take over the answers that an earlier agent recorded: its plugins prepared what runs."""
+        facts, grants = now.facts, now.resolution.grants
+        for pod in now.resolution.view.pods:
+            for container in pod.containers:
+                ref = ContainerRef(pod.cgroup_uid, container.name)
+                for row in self._table.of(ref):
+                    if not row.given or row.start is not Start.FREE or row.resource not in plugins:
+                        continue
+                    quantity = by_plugins.asked(facts, grants, pod, container).get(row.resource)
+                    if quantity is not None:
+                        question = Question.of(pod, container, row.resource, quantity)
+                        runs = frozenset([container.id] if container.id else [])
+                        self._table.prepare(row, question, runs)
+
+
+def _starting(now: Snapshot) -> Mapping[ContainerRef, ContainerID | None]:
+    """Return the containers that may start, perhaps again, with the instance that runs."""
+    return {
+        ContainerRef(pod.cgroup_uid, container.name): container.id
+        for pod in now.resolution.view.pods
+        if not (pod.finished or pod.ending)
+        for container in pod.containers
+        if not (pod.running and container.kind is ContainerKind.INIT)
+    }
+
+
+def _hints(question: Question, plugin: ResourcePlugin) -> Heard:
+    """Return a plugin's hints; a refusal is a list without hints, as for the kubelet.
+
+    Raises:
+        PluginError: the plugin does not answer.
+    """
+    try:
+        return Heard(plugin.hints(question))
+    except PluginError as error:
+        if not error.refused:
+            raise
+        return Heard((), f"the plugin for {question.resource} {error.why}")

@@ -1,0 +1,583 @@
+"""The conversation with plugins as one table: every question, and the state that it is in.
+
+A question is what one container requests of one resource. All that the agent knows of questions,
+and of their containers and pods, stands here; who asks plugins, or tells of them, reads it.
+
+Theory of operation
+===================
+
+A question is in three states at one time, each with a table of its own:
+
+1. `Call`: what its plugin is asked now. One call at a time is about a question.
+2. `Has`: which answer its container has. It outlives the agent, and the next call: a plugin is
+   asked again for a request that has grown, and until it answers the answer before counts.
+3. `Start`: how far its plugin has prepared the next start of the container. Most plugins prepare
+   none, and the state stays FREE.
+
+Its pod is in a fourth, `Stay`. The longest way of a question, as `(call, has, start)`:
+
+    (QUIET, NOTHING, FREE)        a container requests a resource
+    (HINTS_ASKED, NOTHING, FREE)  ASK_HINTS: which NUMA nodes can serve it?
+    (HINTED, NOTHING, FREE)       HEARD: the hints of all its resources are merged
+    (ASKED, PERHAPS, FREE)        ASK: what does it get there?
+    (QUIET, PERHAPS, DUE)         ANSWERED; MUST_PREPARE, by a plugin that prepares starts
+    (QUIET, COUNTS, DUE)          GOOD: the answer keeps the rules
+    (PREPARING, COUNTS, DUE)      PREPARE
+    (QUIET, COUNTS, READY)        PREPARED: only now the answer is a fact
+    (QUIET, COUNTS, USED)         START: the container runs
+    GONE                          END for its pod; FORGET, once its plugins have forgotten it
+
+An event moves each state whose table knows it: ASK moves `Call` and `Has`. An event that a table
+knows, but not in the present state, is `Impossible`, and moves nothing.
+
+Three rules are about several questions. A plugin that is replaced answers no call: LOST ends them,
+and the other one is asked anew. Hints count together: a refusal makes those of the whole pod STALE,
+and its containers are asked after a pause. A call about a pod that is forgotten still ends (LEFT);
+an answer to ASK counts, as the plugin holds something again, and is asked to forget it again.
+
+Nothing here knows a clock, a thread or a socket: a time is an argument.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+from enum import Enum, auto
+from itertools import chain
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+
+from cpupool.core.cpu_manager import TopologyHint
+from cpupool.core.cpuset import CPUSet
+from cpupool.loops.attempts import Attempt
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+    from cpupool.core.plugin_facts import Given, Record
+    from cpupool.core.workloads import ContainerID, ContainerRef
+    from cpupool.policies.qrm.questions import Question
+    from cpupool.qrm.bad_answers import Broken
+
+Hints = tuple[TopologyHint, ...] | None
+GRACE_S: Final = 300.0
+"""How long a plugin that is gone counts (endpointStopGracePeriod)."""
+
+
+class Call(Enum):
+    """What the plugin of a question is asked now."""
+
+    QUIET = auto()  # nothing
+    HINTS_ASKED = auto()  # which NUMA nodes can serve the container
+    HINTED = auto()  # nothing: its hints wait for those of other resources
+    ASKED = auto()  # what the container gets
+    PREPARING = auto()  # to prepare the next start
+    LEFT = auto()  # one of these, about a pod that is forgotten
+    GONE = auto()  # nothing, and there is no question any more
+
+
+class Has(Enum):
+    """Which answer the container has."""
+
+    NOTHING = auto()  # none, and the plugin was not asked what it gets
+    PERHAPS = auto()  # none; the plugin was asked, and may hold something
+    COUNTS = auto()  # one that keeps the rules
+    KEPT = auto()  # it is lost: the container keeps the CPUs that it was found with
+    BAD = auto()  # one that breaks a rule; it may count on another state of the node
+
+
+class Start(Enum):
+    """How far the next start of the container is prepared."""
+
+    FREE = auto()  # it need not be
+    DUE = auto()  # not at all, and the answer is no fact before
+    READY = auto()  # it is prepared, and no instance has used it
+    USED = auto()  # the newest instance has used it, and another one needs the next
+
+
+class Stay(Enum):
+    """Whether a pod is there."""
+
+    HERE = auto()
+    ENDING = auto()  # no container has CPUs, and plugins are asked to forget it
+    GONE = auto()
+
+
+class Event(Enum):
+    """What moves a state."""
+
+    ASK_HINTS = auto()  # the plugin is asked for hints
+    HEARD = auto()  # it has said them; a refusal is a list without hints
+    STALE = auto()  # a container of the pod was refused, or this one has all
+    ASK = auto()  # the plugin is asked what the container gets
+    ANSWERED = auto()  # it has said so; GOOD or BAD follows
+    PREPARE = auto()  # it is asked to prepare a start
+    PREPARED = auto()  # it has
+    REFUSED = auto()  # it refuses what it was asked, or the call fails
+    LOST = auto()  # another plugin serves the resource, or none
+    LATE = auto()  # a call about a pod that is forgotten has ended
+    GOOD = auto()  # an answer keeps the rules: of ASK, of a list, or on the node of now
+    BAD = auto()  # an answer breaks a rule; the last one that counts stays
+    KEEP = auto()  # the record, or the plugin, lacks the answer by which the container runs
+    CONTESTED = auto()  # another container has the CPUs of the answer by its annotation
+    MUST_PREPARE = auto()  # an answer is from a plugin that prepares starts
+    ADOPT = auto()  # as MUST_PREPARE, of an earlier agent: what runs was prepared
+    START = auto()  # the runtime creates an instance
+    RELEASE = auto()  # the plugin that serves the resource now prepares no start
+    END = auto()  # a pod has ended
+    RETURN = auto()  # it is there all the same
+    FORGET = auto()  # the plugins have forgotten a pod, or none knows of it
+
+
+CALL: Final[Mapping[tuple[Call, Event], Call]] = {
+    (Call.QUIET, Event.ASK_HINTS): Call.HINTS_ASKED,
+    (Call.QUIET, Event.ASK): Call.ASKED,  # no topology policy, or a plugin without alignment
+    (Call.QUIET, Event.PREPARE): Call.PREPARING,
+    (Call.QUIET, Event.MUST_PREPARE): Call.QUIET,
+    (Call.QUIET, Event.RELEASE): Call.QUIET,
+    (Call.QUIET, Event.FORGET): Call.GONE,
+    (Call.HINTS_ASKED, Event.HEARD): Call.HINTED,
+    (Call.HINTS_ASKED, Event.REFUSED): Call.QUIET,
+    (Call.HINTS_ASKED, Event.LOST): Call.QUIET,
+    (Call.HINTS_ASKED, Event.FORGET): Call.LEFT,
+    (Call.HINTED, Event.ASK): Call.ASKED,
+    (Call.HINTED, Event.PREPARE): Call.PREPARING,  # a start does not wait for other resources
+    (Call.HINTED, Event.STALE): Call.QUIET,
+    (Call.HINTED, Event.LOST): Call.QUIET,
+    (Call.HINTED, Event.FORGET): Call.GONE,
+    (Call.ASKED, Event.ANSWERED): Call.QUIET,
+    (Call.ASKED, Event.REFUSED): Call.QUIET,
+    (Call.ASKED, Event.LOST): Call.QUIET,
+    (Call.ASKED, Event.FORGET): Call.LEFT,
+    (Call.PREPARING, Event.PREPARED): Call.QUIET,
+    (Call.PREPARING, Event.REFUSED): Call.QUIET,
+    (Call.PREPARING, Event.LOST): Call.QUIET,
+    (Call.PREPARING, Event.FORGET): Call.LEFT,
+    (Call.LEFT, Event.ANSWERED): Call.QUIET,
+    (Call.LEFT, Event.LATE): Call.QUIET,
+    (Call.LEFT, Event.LOST): Call.QUIET,
+    (Call.LEFT, Event.FORGET): Call.LEFT,
+}
+HAS: Final[Mapping[tuple[Has, Event], Has]] = {
+    (Has.NOTHING, Event.ASK): Has.PERHAPS,
+    (Has.NOTHING, Event.GOOD): Has.COUNTS,
+    (Has.NOTHING, Event.BAD): Has.BAD,
+    (Has.NOTHING, Event.KEEP): Has.KEPT,
+    (Has.NOTHING, Event.FORGET): Has.NOTHING,
+    (Has.PERHAPS, Event.ASK): Has.PERHAPS,
+    (Has.PERHAPS, Event.GOOD): Has.COUNTS,
+    (Has.PERHAPS, Event.BAD): Has.BAD,
+    (Has.PERHAPS, Event.KEEP): Has.KEPT,
+    (Has.PERHAPS, Event.FORGET): Has.NOTHING,
+    (Has.COUNTS, Event.ASK): Has.COUNTS,
+    (Has.COUNTS, Event.GOOD): Has.COUNTS,
+    (Has.COUNTS, Event.BAD): Has.COUNTS,
+    (Has.COUNTS, Event.KEEP): Has.KEPT,
+    (Has.COUNTS, Event.CONTESTED): Has.BAD,
+    (Has.COUNTS, Event.FORGET): Has.NOTHING,
+    (Has.KEPT, Event.ASK): Has.KEPT,
+    (Has.KEPT, Event.GOOD): Has.COUNTS,
+    (Has.KEPT, Event.BAD): Has.KEPT,
+    (Has.KEPT, Event.KEEP): Has.KEPT,
+    (Has.KEPT, Event.CONTESTED): Has.BAD,
+    (Has.KEPT, Event.FORGET): Has.NOTHING,
+    (Has.BAD, Event.ASK): Has.BAD,
+    (Has.BAD, Event.GOOD): Has.COUNTS,
+    (Has.BAD, Event.BAD): Has.BAD,
+    (Has.BAD, Event.KEEP): Has.KEPT,
+    (Has.BAD, Event.FORGET): Has.NOTHING,
+}
+START: Final[Mapping[tuple[Start, Event], Start]] = {
+    (Start.FREE, Event.MUST_PREPARE): Start.DUE,
+    (Start.FREE, Event.ADOPT): Start.USED,
+    (Start.FREE, Event.FORGET): Start.FREE,
+    (Start.DUE, Event.MUST_PREPARE): Start.DUE,
+    (Start.DUE, Event.PREPARE): Start.DUE,
+    (Start.DUE, Event.PREPARED): Start.READY,
+    (Start.DUE, Event.RELEASE): Start.FREE,
+    (Start.DUE, Event.FORGET): Start.FREE,
+    (Start.READY, Event.MUST_PREPARE): Start.DUE,
+    (Start.READY, Event.START): Start.USED,
+    (Start.READY, Event.RELEASE): Start.FREE,
+    (Start.READY, Event.FORGET): Start.FREE,
+    (Start.USED, Event.MUST_PREPARE): Start.DUE,
+    (Start.USED, Event.PREPARE): Start.USED,
+    (Start.USED, Event.PREPARED): Start.READY,
+    (Start.USED, Event.RELEASE): Start.FREE,
+    (Start.USED, Event.FORGET): Start.FREE,
+}
+STAY: Final[Mapping[tuple[Stay, Event], Stay]] = {
+    (Stay.HERE, Event.END): Stay.ENDING,
+    (Stay.ENDING, Event.RETURN): Stay.HERE,
+    (Stay.ENDING, Event.FORGET): Stay.GONE,
+}
+_BEING_ADMITTED: Final = frozenset({Call.HINTS_ASKED, Call.ASKED, Call.LEFT})
+_NO_CPUS: Final = CPUSet()
+_AT_ONCE: Final = Attempt(0.0)
+_State = TypeVar("_State", bound=Enum)
+
+
+class Impossible(ValueError):
+    """An event that cannot happen in a state."""
+
+    def __init__(self, state: Enum, event: Event) -> None:
+        super().__init__(f"{event.name} cannot happen in {type(state).__name__}.{state.name}")
+
+
+def after(table: Mapping[tuple[_State, Event], _State], state: _State, event: Event) -> _State:
+    """Return where an event leads; the same state if the table does not know the event.
+
+    Raises:
+        Impossible: the table knows it, but not in this state, or nothing leaves the state.
+    """
+    if (state, event) not in table:
+        known, left = any(of is event for _, of in table), any(of is state for of, _ in table)
+        if known or not left:
+            raise Impossible(state, event)
+    return table.get((state, event), state)
+
+
+class Heard(NamedTuple):
+    """A plugin's hints for a container.
+
+    Attributes:
+        hints: None for no preference, empty if no nodes can serve it.
+        why: the plugin's words, if it has refused.
+    """
+
+    hints: Hints
+    why: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """A question.
+
+    Attributes:
+        container: the container.
+        resource: the name under which its plugin is registered.
+        call: its state, as are `has` and `start`.
+        hints: what was heard, while it is HINTED.
+        given: the answer, unless it has NOTHING or PERHAPS something.
+        own: the CPUs that the answer gives to the container alone.
+        told: the rule that the last answer has broken; None after a good one.
+        confirmed_s: when the plugin has last confirmed the answer, in seconds since 1970.
+        prepares: the request whose starts are prepared, unless these are FREE.
+        served: the instances that were prepared.
+        attempt: when to ask for a preparation again.
+        unprepared: why the last preparation has failed; empty if it has not.
+    """
+
+    container: ContainerRef
+    resource: str
+    call: Call = field(default=Call.QUIET, init=False)
+    has: Has = field(default=Has.NOTHING, init=False)
+    start: Start = field(default=Start.FREE, init=False)
+    hints: Heard | None = field(default=None, init=False)
+    given: Given | None = field(default=None, init=False)
+    own: CPUSet = field(default=_NO_CPUS, init=False)
+    told: Broken | None = field(default=None, init=False)
+    confirmed_s: float | None = field(default=None, init=False)
+    prepares: Question | None = field(default=None, init=False)
+    served: frozenset[ContainerID] = field(default=frozenset(), init=False)
+    attempt: Attempt = field(default=_AT_ONCE, init=False)
+    unprepared: str = field(default="", init=False)
+
+
+@dataclass(slots=True)
+class _Container:
+    """Why a container is refused, and when it is tried again."""
+
+    refused: str = ""
+    attempt: Attempt | None = None
+
+
+@dataclass(slots=True)
+class _Pod:
+    """A pod: since when it has ended, and the resources whose plugins have forgotten it."""
+
+    stay: Stay = Stay.HERE
+    ended_s: float = 0.0
+    forgotten: set[str] = field(default_factory=set)
+
+
+class QuestionTable:
+    """All questions of a node; only one thread calls it.
+
+    Pods are the ids in the names of their cgroups.
+
+    Attributes:
+        changes: how often something has changed that others see: an answer, a refusal or a start.
+        lost_s: resource → since when it has no plugin, for some minutes.
+        unlisted: the resources whose plugin is to list, and has not yet. Such a plugin allocates
+            nothing: an agent that was killed may have asked it without a record of the answer.
+    """
+
+    def __init__(self) -> None:
+        self.changes = 0
+        self.lost_s: dict[str, float] = {}
+        self.unlisted: set[str] = set()
+        self._rows: defaultdict[ContainerRef, dict[str, Row]] = defaultdict(dict)
+        self._containers: dict[ContainerRef, _Container] = {}
+        self._pods: dict[str, _Pod] = {}
+
+    def __iter__(self) -> Iterator[Row]:
+        """Yield every question."""
+        return chain.from_iterable(map(dict.values, tuple(self._rows.values())))
+
+    def row(self, container: ContainerRef, resource: str) -> Row:
+        """Return a question; a new one has no answer."""
+        by_resource = self._rows[container]
+        if resource not in by_resource:
+            self._pods.setdefault(container.pod, _Pod())
+            by_resource[resource] = Row(container, resource)
+        return by_resource[resource]
+
+    def of(self, container: ContainerRef) -> Iterable[Row]:
+        """Return the questions of a container."""
+        return self._rows.get(container, {}).values()
+
+    def given(self, container: ContainerRef) -> Mapping[str, Given]:
+        """Return the answers for a container: resource → answer."""
+        return {row.resource: row.given for row in self.of(container) if row.given is not None}
+
+    @property
+    def record(self) -> Record:
+        """Every answer, also those that do not count."""
+        return {ref: given for ref in self._rows if (given := self.given(ref))}
+
+    @property
+    def refusals(self) -> Mapping[ContainerRef, str]:
+        """Container → why it lacks an answer, or a start that is prepared."""
+        refused = {ref: each.refused for ref, each in self._containers.items() if each.refused}
+        return refused | {row.container: row.unprepared for row in self if row.unprepared}
+
+    @property
+    def prepared(self) -> Mapping[ContainerRef, frozenset[ContainerID]]:
+        """Container → the instances for which all is prepared."""
+        found: dict[ContainerRef, frozenset[ContainerID]] = {}
+        for row in self:
+            if row.start is not Start.FREE:
+                found[row.container] = found.get(row.container, row.served) & row.served
+        return found
+
+    @property
+    def ready(self) -> frozenset[ContainerRef]:
+        """The containers whose next start is prepared by all plugins, and not given yet."""
+        ready = {row.container for row in self if row.start is Start.READY}
+        return frozenset(ref for ref in ready if self._is_ready(ref))
+
+    def _is_ready(self, ref: ContainerRef, instance: ContainerID | None = None) -> bool:
+        return all(
+            row.start in (Start.FREE, Start.READY) or instance in row.served for row in self.of(ref)
+        )
+
+    # What happens to a question.
+
+    def move(self, row: Row, event: Event) -> None:
+        """Let an event move a question.
+
+        Raises:
+            Impossible: it cannot happen in the question's states.
+        """
+        call, has = after(CALL, row.call, event), after(HAS, row.has, event)
+        start = after(START, row.start, event)
+        self.changes += start is not row.start
+        row.call, row.has, row.start = call, has, start
+        if call is not Call.HINTED:
+            row.hints = None
+        if start is Start.FREE:
+            row.unprepared = ""
+        if call is Call.GONE:
+            del self._rows[row.container][row.resource]
+            if not self._rows[row.container]:
+                del self._rows[row.container]
+
+    def hear(self, row: Row, event: Event) -> bool:
+        """Let the end of a call move a question; return whether it matters still."""
+        late = row.call is Call.LEFT and event is not Event.ANSWERED
+        self.move(row, Event.LATE if late else event)
+        return not late
+
+    def enter(self, row: Row, event: Event, given: Given) -> None:
+        """Let an event that brings an answer move a question."""
+        self.move(row, event)
+        self._pods.setdefault(row.container.pod, _Pod())
+        self.changes += 1
+        row.given = given
+        row.own = given.cpus if given.exclusive else _NO_CPUS
+        if not given.refused:
+            row.told = None
+
+    def prepare(
+        self, row: Row, question: Question, runs: frozenset[ContainerID] | None = None
+    ) -> None:
+        """Note that starts of a container are prepared, from now on or since what `runs`."""
+        self.move(row, Event.MUST_PREPARE if runs is None else Event.ADOPT)
+        row.prepares, row.served = question, runs or frozenset()
+        row.attempt, row.unprepared = _AT_ONCE, ""
+
+    def serve(self, row: Row, instances: Sequence[ContainerID]) -> bool:
+        """Give what is prepared to the newest instance without it; return whether it is lacking.
+
+        It also is once no instance has it: a try of the runtime that is refused is there for a
+        moment only. Nor does one instance have it before all plugins have prepared their part.
+
+        Args:
+            row: the question.
+            instances: the container's instances that are there, the newest last.
+        """
+        new = [each for each in instances if each not in row.served]
+        if row.start is Start.READY and new and self._is_ready(row.container, new[-1]):
+            self.move(row, Event.START)
+            row.served = row.served.intersection(instances) | {new[-1]}
+            return False
+        return row.start is not Start.READY and bool(new or row.served.isdisjoint(instances))
+
+    def unprepared(self, row: Row, why: str, now_s: float) -> bool:
+        """Note why a start is not prepared, or that it is; return whether `why` is new."""
+        new, row.unprepared = row.unprepared != why, why
+        row.attempt = row.attempt.refused(now_s) if why else _AT_ONCE
+        self.changes += new
+        return new
+
+    # What happens to a container.
+
+    def refuse(self, ref: ContainerRef, why: str, now_s: float) -> bool:
+        """Note that a container is refused, and tried again later; return whether `why` is new."""
+        self._pods.setdefault(ref.pod, _Pod())
+        container = self._containers.setdefault(ref, _Container())
+        new, container.refused = container.refused != why, why
+        container.attempt = (container.attempt or _AT_ONCE).refused(now_s)
+        self.changes += new
+        self._drop_hints(row for row in self if row.container.pod == ref.pod)
+        return new
+
+    def answered(self, ref: ContainerRef) -> None:
+        """Note that a container is refused no more."""
+        if (container := self._containers.get(ref)) and container.refused:
+            container.refused = ""
+            self.changes += 1
+
+    def has_all(self, ref: ContainerRef) -> None:
+        """Note that a container has all answers."""
+        if container := self._containers.pop(ref, None):
+            self.changes += bool(container.refused)
+        self._drop_hints(self.of(ref))
+
+    def waits(self, refs: Collection[ContainerRef], now_s: float) -> bool:
+        """Return whether a question of a pod has no answer yet, or its next attempt is not due.
+
+        Several of its containers may be asked for hints at one time.
+        """
+        calls = {row.call for ref in refs for row in self.of(ref)}
+        attempts = (self._containers[ref].attempt for ref in refs if ref in self._containers)
+        return bool(calls & _BEING_ADMITTED) or any(
+            each and now_s < each.due_s for each in attempts
+        )
+
+    def next_s(self, now_s: float) -> float:
+        """Return when the next attempt comes; one that is due already waits for something else."""
+        attempts = (each.attempt.due_s for each in self._containers.values() if each.attempt)
+        return min((due_s for due_s in attempts if due_s > now_s), default=math.inf)
+
+    def _drop_hints(self, rows: Iterable[Row]) -> None:
+        for row in rows:
+            if row.call is Call.HINTED:
+                self.move(row, Event.STALE)
+
+    # What happens to a plugin.
+
+    def registered(self, resource: str, now_s: float, *, serves: bool, lists: bool = False) -> None:
+        """Note that another plugin serves a resource, or none; the calls of the old one have ended.
+
+        What waits for an attempt is tried at once: the refusals were the other plugin's.
+        """
+        for container in self._containers.values():
+            container.attempt = None
+        for row in tuple(self):
+            if row.resource == resource and (row.call, Event.LOST) in CALL:
+                self.move(row, Event.LOST)
+        self.unlisted.discard(resource)
+        self.lost_s.pop(resource, None)
+        if lists:
+            self.unlisted.add(resource)
+        if not serves:
+            self.lost_s[resource] = now_s
+
+    def recalled(self, now_s: float) -> None:
+        """Note that no plugin of a recorded answer has registered: each may, for some minutes."""
+        self.lost_s |= {row.resource: now_s for row in self if row.given is not None}
+
+    # What happens to a pod.
+
+    def follow(self, here: Collection[str], plugins: Collection[str], now_s: float) -> None:
+        """Note which pods have ended, and forget those that need no plugin any more.
+
+        Args:
+            here: the pods that are there, or have CPUs.
+            plugins: the resources that plugins serve now.
+            now_s: the time.
+        """
+        self.lost_s = {name: at_s for name, at_s in self.lost_s.items() if at_s > now_s - GRACE_S}
+        for name, pod in self._pods.items():
+            if pod.stay is Stay.ENDING and name in here:
+                self._pods[name] = _Pod(after(STAY, pod.stay, Event.RETURN))
+                for resource in pod.forgotten:
+                    self._ask_again(resource, name)
+        gone = self._pods.keys() - here
+        held: defaultdict[str, set[str]] = defaultdict(set)
+        for row in self if gone else ():
+            if row.has is not Has.NOTHING:
+                held[row.container.pod].add(row.resource)
+        for name in gone:
+            pod = self._pods[name]
+            if pod.stay is Stay.HERE:
+                pod.stay, pod.ended_s = after(STAY, pod.stay, Event.END), now_s
+            awaited = held[name].intersection(self.lost_s).union(plugins) if name in held else set()
+            if awaited <= pod.forgotten or now_s - pod.ended_s >= GRACE_S:
+                self._forget(name)
+
+    def ending(self, resource: str) -> list[str]:
+        """Return the ended pods that the plugin for a resource has not forgotten."""
+        return [
+            name
+            for name, pod in self._pods.items()
+            if pod.stay is Stay.ENDING and resource not in pod.forgotten
+        ]
+
+    def forgot(self, resource: str, pods: Iterable[str], failed: str = "") -> None:
+        """Note the pods that a plugin has forgotten, and one that it has not.
+
+        That one comes last the next time: the plugin may refuse only this one.
+        """
+        for name in self._pods.keys() & set(pods):
+            if self._pods[name].stay is Stay.ENDING:
+                self._pods[name].forgotten.add(resource)
+            else:
+                self._ask_again(resource, name)
+        if failed in self._pods:
+            self._pods[failed] = self._pods.pop(failed)
+
+    def grace_s(self) -> float:
+        """Return when an ended pod is forgotten whatever its plugins say."""
+        ends = (pod.ended_s for pod in self._pods.values() if pod.stay is Stay.ENDING)
+        return min(ends, default=math.inf) + GRACE_S
+
+    def _ask_again(self, resource: str, name: str) -> None:
+        """Let a pod that has returned keep what a plugin has forgotten until it answers anew."""
+        for row in [row for row in self if (row.container.pod, row.resource) == (name, resource)]:
+            if row.given and not row.given.refused:
+                self.enter(row, Event.KEEP, replace(row.given, kept=True))
+
+    def _forget(self, name: str) -> None:
+        """Forget a pod; of a call that has not ended the question stays."""
+        after(STAY, self._pods.pop(name).stay, Event.FORGET)
+        for row in [row for row in self if row.container.pod == name]:
+            self.move(row, Event.FORGET)
+            self.changes += row.given is not None
+            row.given, row.own, row.told, row.confirmed_s = None, _NO_CPUS, None, None
+            if row.call is Call.LEFT:
+                self._pods[name] = _Pod()
+        for ref in [ref for ref in self._containers if ref.pod == name]:
+            self.changes += bool(self._containers.pop(ref).refused)

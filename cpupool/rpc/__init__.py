@@ -1,0 +1,1 @@
+"""gRPC over unix sockets, with bounds: calls, servers, HTTP/2."""

@@ -1,0 +1,378 @@
+"""The container runtime as its NRI plugin reaches it: a conversation, and what it names.
+
+The role that answers the runtime runs the conversation; the writers of containers ask the runtime
+for changes meanwhile. A single lock protects all of it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.errors import (
+    ContainerNotFound,
+    RemoteProtocolError,
+    RuntimeBusy,
+    RuntimeRefused,
+    RuntimeSilent,
+)
+from cpupool.core.names import NRI_PLUGIN
+from cpupool.runtime.nri.connection import Connection
+from cpupool.runtime.nri.containers import Containers, KnownContainer
+from cpupool.runtime.nri.messages import (
+    Configured,
+    Ended,
+    Started,
+    Synchronize,
+    Update,
+    Updated,
+)
+from cpupool.runtime.nri.session import NO_MEMORY, MemoryOf, Session
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from cpupool.core.names import Names
+    from cpupool.core.properties import Properties
+    from cpupool.core.workloads import ContainerID
+    from cpupool.runtime.nri.connection import Launch
+    from cpupool.runtime.nri.messages import (
+        Adjustment,
+        CreateContainer,
+        Message,
+        StartContainer,
+        UpdateContainer,
+    )
+
+_INDEX: Final = "50"
+"""Its place among the runtime's plugins. Any will do: no two of them may set a container's CPUs."""
+_REACHED_S: Final = 2.0
+_UPDATED_S: Final = 0.4
+"""The cpusetter has other containers, too; what the runtime answers later counts."""
+_GIVEN_UP_S: Final = 5.0
+"""How long after an update that is not answered the runtime is asked for another."""
+_WAITS_ITSELF: Final = "it waits for an answer itself"
+
+
+@dataclass(slots=True)
+class _Request:
+    """Updates that the runtime has been asked for, when, and its answer once that has come.
+
+    Attributes:
+        given_up: the caller does not wait for the answer.
+    """
+
+    updates: Sequence[Update]
+    asked_s: float
+    answer: Updated | None = None
+    given_up: bool = False
+
+
+class NRIRuntime:
+    """Speaks NRI with the container runtime; satisfies `enforce.ports.BatchingRuntime`.
+
+    One thread attaches, takes turns and answers; any thread may call `wake` and the methods of the
+    port.
+
+    Args:
+        socket: where the runtime takes plugins.
+        names: how the annotations of allocations are called.
+        launch: how the runtime has started this process as its plugin; None where it has not.
+        look: asks for a sweep: nothing is heard of the containers any more.
+        started: hears which container has started; None for `look`.
+        memory: as for `Session`.
+        update_s: how long a caller waits for the runtime's answer to an update.
+        now_s: a monotonic clock.
+
+    Attributes:
+        socket: as given.
+        containers: what the runtime has, and the CPUs that it has for each; to be read within a
+            turn.
+        launched: the runtime has started this process.
+        may_lock_up: a change that the runtime is asked for can lock it up for good.
+    """
+
+    def __init__(
+        self,
+        socket: Path,
+        names: Names,
+        *,
+        look: Callable[[], None],
+        started: Callable[[ContainerID], None] | None = None,
+        launch: Launch | None = None,
+        memory: MemoryOf = NO_MEMORY,
+        update_s: float = _UPDATED_S,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.containers = Containers()
+        self.socket, self._look = socket, look
+        self._started = started or (lambda _container: look())
+        self._names, self._launch, self._memory = names, launch, memory
+        self._update_s, self._now_s = update_s, now_s
+        self._changed = threading.Condition()
+        self._session: Session | None = None
+        self._connection: Connection | None = None
+        self._synchronized = False
+        self.may_lock_up, self.launched = True, launch is not None
+        self._requests: dict[int, _Request] = {}
+        self._expected: dict[ContainerID, CPUSet] = {}
+
+    @contextmanager
+    def attached(self) -> Iterator[None]:
+        """Reach the runtime and register; what it has named is kept after the end.
+
+        Raises:
+            RemoteProtocolError: it cannot be reached, or ends the conversation.
+        """
+        launch = self._launch
+        name, index = (launch.name, launch.index) if launch else (NRI_PLUGIN, _INDEX)
+        session = Session(name, index, self._names, self._memory)
+        with closing(
+            Connection.inherited(launch.fd) if launch else Connection.to(self.socket, _REACHED_S)
+        ) as connection:
+            try:
+                with self._changed:
+                    self._session, self._connection = session, connection
+                    session.register()
+                    self.flush()
+                yield
+            finally:
+                with self._changed:
+                    lost, self._synchronized = self._synchronized, False
+                    self._session = self._connection = None
+                    self._requests.clear()
+                    self.containers.start_all()
+                    self._changed.notify_all()
+                if lost:
+                    self._look()
+
+    @contextmanager
+    def turn(self, timeout_s: float) -> Iterator[list[Message]]:
+        """Wait for what the runtime says, and yield it; the answers go out before the end.
+
+        Callers of the port wait meanwhile. Each message is to be passed to `note`, in its order.
+
+        Args:
+            timeout_s: how long to wait; `wake` ends it, too.
+
+        Raises:
+            RemoteProtocolError: the conversation is over.
+        """
+        session, connection = self._attachment()
+        data = connection.receive(timeout_s)
+        if data == b"":
+            raise RemoteProtocolError("the container runtime has ended the NRI connection")
+        with self._changed:
+            yield session.receive(data) if data else []
+            self.flush()
+            self._changed.notify_all()
+
+    def wake(self) -> None:
+        """End the wait of a turn."""
+        with self._changed:
+            if self._connection is not None:
+                self._connection.wake()
+
+    def note(self, message: Message) -> None:
+        """Keep what a message says of the runtime and its containers; within a turn."""
+        match message:
+            case Configured():
+                self.may_lock_up = message.may_lock_up
+            case Synchronize():
+                self.containers = Containers.named(message.running)
+            case Started():
+                if self.containers.start(message.container.id):
+                    self._started(message.container.id)
+            case Ended():
+                self.containers.end(message.id)
+            case Updated():
+                self._take_answer(message)
+
+    def flush(self) -> None:
+        """Send the answers so far; within a turn, which sends them at its end."""
+        if self._session is not None and self._connection is not None:
+            data = self._session.outgoing()
+            if data:
+                self._connection.send(data)
+
+    def answer_synchronize(self, message: Synchronize, updates: Iterable[Update]) -> None:
+        """Let the runtime correct containers that run already; it is connected from here on."""
+        self._attachment()[0].answer_synchronize(message.call, updates)
+        # CRI-O and old versions of containerd may name a start before this.
+        self.containers.start_all()
+        self._synchronized = True
+        self._look()
+
+    def answer_create(
+        self,
+        message: CreateContainer,
+        adjustment: Adjustment | None,
+        updates: Iterable[Update] = (),
+    ) -> None:
+        """Let the runtime create a container, adjusted, and change others before."""
+        container = message.container
+        self._attachment()[0].answer_create(message.call, adjustment, updates)
+        if container.key is not None:
+            self.containers[container.id] = KnownContainer(
+                container.key,
+                adjustment.cpus if adjustment else container.cpu.cpu_set,
+                started=adjustment is None,
+            )
+
+    def refuse(self, message: CreateContainer | StartContainer, why: str) -> None:
+        """Let the runtime fail to create or start a container; the kubelet shows why, and retries.
+
+        CRI-O starts a container nevertheless.
+        """
+        self.containers.delayed.discard(message.container.id)
+        self._attachment()[0].refuse(message.call, why)
+
+    def delay_start(self, message: StartContainer) -> None:
+        """Leave a start unanswered until other containers have left the container's CPUs."""
+        self.containers.delayed.add(message.container.id)
+
+    def answer_start(self, message: StartContainer) -> None:
+        """Let the runtime start a container."""
+        self.containers.delayed.discard(message.container.id)
+        self._attachment()[0].answer_start(message.call)
+
+    def answer_update(self, message: UpdateContainer, update: Update | None) -> None:
+        """Let the runtime go on with an update of a container, changed if `update` says so."""
+        container = message.container
+        self._attachment()[0].answer_update(message.call, [update] if update else [])
+        if update and container.key is not None:
+            self.containers[container.id] = KnownContainer(
+                container.key, update.cpus, started=not self.starting(container.id)
+            )
+
+    def expects(self, message: UpdateContainer) -> bool:
+        """Return whether an update is the one that cpupool makes over CRI."""
+        return self._expected.get(message.container.id) == message.asked.cpu_set
+
+    def awaits(self) -> bool:
+        """Return whether a request of the runtime waits for its answer, after the present turn."""
+        with self._changed:
+            return self._session is not None and self._session.owes
+
+    def connected(self) -> bool:
+        """Return whether the runtime has named its containers, and hears of their CPUs."""
+        return self._synchronized
+
+    def cpu_list(self, container: ContainerID) -> str | None:
+        """Return the CPU list that the runtime has for a container, as far as that is known."""
+        known = self.containers.get(container)
+        return str(known.cpus) if known else None
+
+    def starting(self, container: ContainerID) -> bool:
+        """Return whether the runtime is still bringing a new container onto its CPUs."""
+        return self.containers.starting(container)
+
+    @property
+    def delays(self) -> bool:
+        """Whether the start of a container waits, and the runtime takes no change meanwhile."""
+        return bool(self.containers.delayed)
+
+    def update(self, container: ContainerID, cpus: CPUSet) -> None:
+        """Let the runtime set a container's CPUs; raises as the port says."""
+        self._change(Update(container, cpus, ignore_failure=False), f"CPUs {cpus}")
+
+    def update_all(self, wanted: Mapping[ContainerID, CPUSet]) -> None:
+        """Let the runtime set containers' CPUs in one call; raises as the port says."""
+        with self._changed:
+            updates = [
+                Update(container, cpus, ignore_failure=False)
+                for container, cpus in wanted.items()
+                if container in self.containers
+            ]
+            if updates:
+                self._ask(updates, f"CPUs {updates[0].cpus}")
+
+    def adjust(self, container: ContainerID, properties: Properties) -> None:
+        """Let the runtime set properties of a container; raises as the port says."""
+        update = Update(container, CPUSet(), properties, ignore_failure=False)
+        self._change(update, str(properties))
+
+    @contextmanager
+    def expecting(self, container: ContainerID, cpus: CPUSet) -> Iterator[None]:
+        """Let a change that cpupool makes over CRI meanwhile pass, as the port says."""
+        with self._changed:
+            # The runtime would wait for the same lock.
+            if self.awaits():
+                what = f"CPUs {cpus}" if cpus else "its properties"
+                raise RuntimeBusy(container, what, _WAITS_ITSELF)
+            self._expected[container] = cpus
+        try:
+            yield
+            with self._changed:
+                if cpus and container in self.containers:
+                    self.containers[container].cpus = cpus
+        finally:
+            with self._changed:
+                del self._expected[container]
+
+    def _attachment(self) -> tuple[Session, Connection]:
+        if self._session is None or self._connection is None:
+            raise RemoteProtocolError("the NRI connection is not made; attach first")
+        return self._session, self._connection
+
+    def _change(self, update: Update, what: str) -> None:
+        with self._changed:
+            if update.container not in self.containers:
+                raise ContainerNotFound(update.container)
+            if self._ask([update], what).failed:
+                raise RuntimeRefused(update.container, what, "look at its log")
+
+    def _ask(self, updates: Sequence[Update], what: str) -> Updated:
+        """Ask the runtime for changes, and wait for its answer.
+
+        Never while a request of the runtime waits for its answer: older runtimes would wait for
+        each other then (containerd/nri, before 0.12.1).
+        """
+        container = updates[0].container
+        if self.awaits():
+            raise RuntimeBusy(container, what, _WAITS_ITSELF)
+        session = self._session
+        if session is None or not self._synchronized:
+            raise RuntimeRefused(container, what, "NRI is not connected; look at the log for why")
+        asked_s = self._now_s()
+        silent = RuntimeSilent(container, what, "it does not answer; look at its log")
+        if any(asked_s < request.asked_s + _GIVEN_UP_S for request in self._requests.values()):
+            raise silent
+        request = _Request(updates, asked_s)
+        # At most one request is not answered: the caller of an earlier one does not wait any more.
+        self._requests = {session.update(updates): request}
+        try:
+            self.flush()
+        except RemoteProtocolError as error:
+            raise RuntimeRefused(container, what, str(error)) from error
+
+        def over() -> bool:
+            # A container that waits for facts waits for the caller, too.
+            return bool(request.answer or self.awaits() or self._session is not session)
+
+        self._changed.wait_for(over, self._update_s)
+        if request.answer is not None:
+            if request.answer.error:
+                raise RuntimeRefused(container, what, request.answer.error)
+            return request.answer
+        request.given_up = True
+        if self.awaits():
+            raise RuntimeBusy(container, what, _WAITS_ITSELF)
+        raise silent
+
+    def _take_answer(self, answer: Updated) -> None:
+        request = self._requests.pop(answer.call, None)
+        if request is None:
+            return
+        request.answer = answer
+        for update in () if answer.error else request.updates:
+            known = self.containers.get(update.container)
+            if known is not None and update.cpus and update.container not in answer.failed:
+                known.cpus = update.cpus
+        if request.given_up:
+            self._look()

@@ -1,0 +1,278 @@
+"""The NRI plugin's answers to the container runtime, once nothing is in a container's way."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from cpupool.core import environment
+from cpupool.core.assignments import CPUAssignment, Placement
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.errors import CPUPoolError
+from cpupool.core.properties import NO_PROPERTIES
+from cpupool.core.quota import PERIOD_US, UNLIMITED_US, Bandwidth
+from cpupool.core.workloads import ContainerRef
+from cpupool.enforce import notices
+from cpupool.runtime.nri.holding import MissingFacts
+from cpupool.runtime.nri.messages import Adjustment, Update
+from cpupool.telemetry import log as logs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from cpupool.core.events import EventSink
+    from cpupool.core.names import Names
+    from cpupool.core.properties import Properties
+    from cpupool.core.workloads import ContainerID
+    from cpupool.manager.facts import ContainerKey
+    from cpupool.manager.resolve import Snapshot
+    from cpupool.runtime.nri.adapter import NRIRuntime
+    from cpupool.runtime.nri.holding import Obstacle
+    from cpupool.runtime.nri.messages import (
+        CreateContainer,
+        NRIContainer,
+        StartContainer,
+        UpdateContainer,
+    )
+    from cpupool.telemetry.metrics import Metrics
+
+log = logs.get(__name__)
+
+_KNOWN: Final = {Placement.POOLS, Placement.POLICY, Placement.PLUGIN}
+"""Placements that follow from facts about the container itself."""
+
+
+class Answers:
+    """Answers the runtime's requests about single containers.
+
+    Args:
+        runtime: the container runtime.
+        names: the public names, with the resource domain.
+        missing_facts: how to treat a container whose devices are unknown, or whose CPUs another pod
+            has.
+        ready: whether the owner of each CPU is known.
+        with_memory: returns the NUMA nodes that have memory.
+        forget: forgets containers that the runtime does not create.
+        events: where pods' owners learn that a container is held, or released.
+        metrics: where starts on occupied CPUs are counted.
+    """
+
+    def __init__(
+        self,
+        runtime: NRIRuntime,
+        names: Names,
+        missing_facts: MissingFacts,
+        *,
+        ready: Callable[[], bool],
+        with_memory: Callable[[], CPUSet],
+        forget: Callable[[Sequence[ContainerID]], None],
+        events: EventSink,
+        metrics: Metrics,
+    ) -> None:
+        self._runtime = runtime
+        self._names = names
+        self._missing_facts = missing_facts
+        self._ready = ready
+        self._with_memory = with_memory
+        self._forget = forget
+        self._look_due = False
+        self._events = events
+        self._metrics = metrics
+        self._refused_starts: dict[ContainerID, Obstacle] = {}
+
+    def create(self, message: CreateContainer, obstacle: Obstacle | None, now: Snapshot) -> str:
+        """Answer a creation, and return the outcome as a word."""
+        container = message.container
+        if obstacle:
+            held = obstacle.keeps(self._missing_facts)
+            why = obstacle.holds(container) if held else obstacle.releases(container)
+            if obstacle.pod:
+                event = "CPUContainerHeld" if held else notices.RELEASED
+                self._events.pod(obstacle.pod, obstacle.refusal or event, why)
+            if held:
+                return self._hold(message, why)
+        wanted = self._wanted(container.key, now)
+        variables, annotations, properties = _of_plugins(container, now)
+        if wanted is None and not (variables or annotations or properties):
+            self._runtime.answer_create(message, None)
+            return "unchanged"
+        wanted = wanted or CPUAssignment(Placement.DEFAULT, properties=properties)
+        variables |= environment.of_container(wanted)
+        pod = now.resolution.pods.get(container.key[0]) if container.key else None
+        essential = pod is not None and pod.essential
+        memory = CPUSet()
+        if wanted.memory is not None:
+            try:
+                wanted.memory.check(self._with_memory())
+                memory = wanted.memory.nodes
+            except CPUPoolError as error:
+                # The memory keeper has the Event.
+                if not essential:
+                    return self._hold(message, str(error))
+        adjustment = Adjustment(
+            self._without_kept(container, wanted, now),
+            {
+                name: value
+                for name, value in variables.items()
+                if container.environment.get(name) != value
+            },
+            {**annotations, **wanted.annotations(self._names)},
+            memory,
+            _properties(wanted, container.limits, container.cpu.quota_us, container.cpu.period_us),
+        )
+        updates: list[Update] = []
+        if wanted.exclusive:
+            # CRI-O does not create the container if it cannot move another; containerd logs that.
+            strict = self._missing_facts is MissingFacts.HOLD and not essential
+            updates += self.corrections(now, wanted.exclusive, ignore_failure=not strict)
+        self._runtime.answer_create(message, adjustment, updates)
+        if wanted.exclusive:
+            # What only cpupool moves, as sandboxes, leaves the CPUs before the container starts.
+            self._look_due = True
+        return wanted.placement.value
+
+    def start(self, message: StartContainer, obstacle: Obstacle | None) -> str:
+        """Answer a start, and return the outcome as a word."""
+        container = message.container
+        if obstacle is None:
+            self._runtime.answer_start(message)
+            return "unchanged"
+        if not obstacle.keeps(self._missing_facts):
+            self._runtime.answer_start(message)
+            self._breach(container, obstacle)
+            return "shared"
+        why = obstacle.stops(container)
+        if obstacle.pod:
+            self._events.pod(obstacle.pod, notices.OCCUPIED, why)
+        self._refused_starts[container.id] = obstacle
+        self._runtime.refuse(message, why)
+        return "held"
+
+    def update(self, message: UpdateContainer, now: Snapshot) -> str:
+        """Keep a container on its CPUs, whatever an update by another program sets.
+
+        cpupool's own call passes unchanged: the container's CPUs may not be free yet.
+
+        Returns:
+            The outcome as a word.
+        """
+        container, outcome, update = message.container, "unchanged", None
+        wanted = self._wanted(container.key, now)
+        if wanted is not None and not self._runtime.expects(message):
+            outcome = wanted.placement.value
+            # Neither None nor 0 changes what the container has.
+            asked, has = message.asked, container.cpu
+            properties = _properties(
+                wanted,
+                container.limits,
+                asked.quota_us or has.quota_us,
+                asked.period_us or has.period_us,
+            )
+            update = Update(container.id, wanted.cpus, properties)
+        self._runtime.answer_update(message, update)
+        return outcome
+
+    def take_look(self) -> bool:
+        """Return whether a sweep must look since this was asked last."""
+        due, self._look_due = self._look_due, False
+        return due
+
+    def started(self, container: NRIContainer) -> None:
+        """Take the runtime's word that a container has started."""
+        # CRI-O starts a container although a plugin refuses.
+        if obstacle := self._refused_starts.pop(container.id, None):
+            self._breach(container, obstacle)
+
+    def ended(self, container: ContainerID) -> None:
+        """Take the runtime's word that a container has ended."""
+        self._refused_starts.pop(container, None)
+
+    def corrections(
+        self, now: Snapshot, near: CPUSet | None = None, *, ignore_failure: bool = True
+    ) -> Iterator[Update]:
+        """Move the containers that the runtime has on other CPUs than they belong on.
+
+        Args:
+            now: where they belong.
+            near: only those that are on one of these CPUs; None for all.
+            ignore_failure: as for `Update`.
+        """
+        for identifier, container in self._runtime.containers.items():
+            # The cpusetter has the containers that run and for which the runtime has no CPUs.
+            if container.started and not container.cpus:
+                continue
+            if near is not None and near.isdisjoint(container.cpus):
+                continue
+            wanted = self._wanted(container.key, now)
+            if wanted is not None and wanted.cpus != container.cpus:
+                container.cpus = wanted.cpus
+                container.moved |= not container.started
+                yield Update(identifier, wanted.cpus, ignore_failure=ignore_failure)
+
+    def _without_kept(
+        self, container: NRIContainer, wanted: CPUAssignment, now: Snapshot
+    ) -> CPUSet:
+        """Return the CPUs of a new container without those that an owner has not left yet.
+
+        If none is left, return all. A plugin may move an owner; the next sweep adds its old CPUs.
+        """
+        if wanted.cpus == wanted.exclusive:
+            return wanted.cpus
+        pod = container.key[0] if container.key else ""
+        kept = CPUSet.union(
+            other.cpus - has.cpus
+            for other in self._runtime.containers.values()
+            if other.key
+            and other.key[0] != pod
+            and other.cpus != (has := now.assignment(other.key)).cpus
+            and has.exclusive
+        )
+        return wanted.cpus - (kept - wanted.exclusive) or wanted.cpus
+
+    def _hold(self, message: CreateContainer, why: str) -> str:
+        self._runtime.refuse(message, why)
+        self._forget([message.container.id])
+        # The next try finds the CPUs that have become free until then.
+        self._look_due = True
+        return "held"
+
+    def _breach(self, container: NRIContainer, obstacle: Obstacle) -> None:
+        """Report a container that starts although it is not alone on its CPUs."""
+        self._metrics.start_breached()
+        log.warning("container starts on occupied CPUs", reason=(why := obstacle.allows(container)))
+        if obstacle.pod:
+            self._events.pod(obstacle.pod, notices.OCCUPIED, why)
+
+    def _wanted(self, key: ContainerKey | None, now: Snapshot) -> CPUAssignment | None:
+        """Return where a container belongs; None where that is not known well enough."""
+        if key is None:
+            return None
+        assignment = now.assignment(key)
+        facts = now.facts
+        # `now` may be older than the sweep that has recognised the choices of an earlier agent.
+        owners_known = facts.recovered or not facts.pools.cpu_manager.chooses
+        known = (self._ready() and owners_known) or assignment.placement in _KNOWN
+        return assignment if known and assignment.cpus else None
+
+
+def _of_plugins(
+    container: NRIContainer, now: Snapshot
+) -> tuple[dict[str, str], dict[str, str], Properties]:
+    """Return the variables, annotations and properties that plugins give a container."""
+    known, plugins = container.known, now.facts.plugins
+    if known is None:
+        return {}, {}, NO_PROPERTIES
+    ref = ContainerRef(known.pod, known.name)
+    return *plugins.texts(ref), plugins.properties.get(ref, NO_PROPERTIES)
+
+
+def _properties(
+    wanted: CPUAssignment, has: Properties, quota_us: int | None, period_us: int | None
+) -> Properties:
+    """Return what a container starts with; its CPU time only if that is not what is asked for."""
+    properties = wanted.properties.keeping_swap(has)
+    if wanted.limit is None:
+        return properties
+    asked = Bandwidth(quota_us or UNLIMITED_US, period_us or PERIOD_US)
+    start = wanted.limit.start(asked)
+    return replace(properties, bandwidth=None if start == asked else start)

@@ -1,0 +1,1 @@
+"""A simulated node: pods arrive and end, policies place them, and the simulation measures."""

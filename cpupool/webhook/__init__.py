@@ -1,0 +1,1 @@
+"""The admission webhook, a process of its own, and its certificates."""

@@ -1,0 +1,60 @@
+"""Policies that are not built in, as installed packages: a folder for a process's PYTHONPATH."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cpupool.core.cpuset import CPUSet
+from cpupool.host.installed_policies import GROUP
+from cpupool.policies.base import Choice, CPUManagerPolicy
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from cpupool.core.workloads import Pod
+    from cpupool.policies.base import Ask
+    from cpupool.policies.view import NodeView
+
+ROOT = Path(__file__).parents[1]
+EXAMPLE = ROOT / "examples/policy"
+
+
+@dataclass(frozen=True, slots=True)
+class LowestCPUs(CPUManagerPolicy):
+    """Gives the lowest CPUs, which the example never does while a higher one is free."""
+
+    def wants(self, pod: Pod) -> Mapping[str, int]:
+        return {container.name: container.whole_cpus or 1 for container in pod.containers}
+
+    def choose(self, _view: NodeView, ask: Ask) -> Choice:
+        return Choice(ask.has or CPUSet(sorted(ask.available)[: ask.count]))
+
+
+@dataclass(frozen=True, slots=True)
+class LaterCPUs(LowestCPUs):
+    """Gives the lowest CPUs, and never the first."""
+
+    def available(self, view: NodeView) -> CPUSet:
+        return view.free - CPUSet.of(view.cpus.first)
+
+
+def package(folder: Path, name: str, **policies: str) -> None:
+    """Install a package in a folder: policy → where its class is."""
+    info = folder / f"{name}-1.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
+    points = "".join(f"{policy} = {place}\n" for policy, place in policies.items())
+    (info / "entry_points.txt").write_text(f"[{GROUP}]\n{points}")
+
+
+def installed(folder: Path) -> str:
+    """Return the PYTHONPATH with the example's policy, `highest`, and those of this module."""
+    project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]
+    site = folder / "site"
+    package(site, project["name"].replace("-", "_"), **project["entry-points"][GROUP])
+    ours = {"lowest": "tests.policies:LowestCPUs", "later": "tests.policies:LaterCPUs"}
+    package(site, "cpupool_tests", **ours)
+    return ":".join(map(str, (site, EXAMPLE, ROOT)))

@@ -1,0 +1,61 @@
+"""Pods beside other objects, as a chart renders them; `views/test_manifests.py` has the texts."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from cpupool.kube import manifests
+
+CHART = """\
+apiVersion: v1
+kind: ServiceAccount
+metadata: {name: web}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: web}
+---
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: jobsets.example.com}
+---
+kind: JobSet
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: two}
+spec: {replicas: 2, template: {spec: {}}}
+"""
+
+
+@pytest.mark.parametrize(("copies", "pods"), [(True, ["two-0", "two-1"]), (False, ["two-0"])])
+def test_objects_that_make_no_pods_are_passed_over(copies: bool, pods: list[str]) -> None:
+    found = manifests.read("chart.yaml", CHART, copies=copies)
+    assert [pod["metadata"]["name"] for pod in found.pods] == ["web", *pods]
+    kinds = [other["kind"].value for other in found.others]
+    assert kinds == ["ServiceAccount", "CustomResourceDefinition", "JobSet"]
+    assert str(found.others[2].error("x")) == "chart.yaml:13:1: x"
+
+
+def test_a_list_may_have_them_too() -> None:
+    items = [{"kind": "Service"}, {"kind": "List", "items": [{"kind": "Pod"}]}]
+    found = manifests.read("a", json.dumps({"kind": "List", "items": items}))
+    assert (found.pods, len(found.others)) == (({"kind": "Pod"},), 1)
+
+
+def test_a_list_of_one_kind_names_the_kind_of_its_items() -> None:
+    text = """\
+kind: PriorityClassList
+items: [{metadata: {name: a}}]
+---
+kind: DeploymentList
+items: [{metadata: {name: web}, spec: {template: {spec: {}}}}]
+---
+kind: AllowList
+metadata: {name: a resource whose name is as that of a list}
+"""
+    found = manifests.read("chart.yaml", text)
+    assert [pod["metadata"]["name"] for pod in found.pods] == ["web-0"]
+    assert [other["kind"].value for other in found.others] == ["PriorityClass", "AllowList"]
