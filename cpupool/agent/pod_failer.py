@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 log = logs.get(__name__)
 
 NAME: Final = "pod failer"
+_AGAIN_S: Final = 10.0
+"""The kubelet may write a status over ours that it made before: the pod is failed again then."""
 _WORDS: Final = Words(
     forbidden="the agent may not fail pods, they stay held",
     remedy="apply the overlay daemonsets/fail-misfits, or change onMisfit",
@@ -72,6 +74,7 @@ class PodFailer(PodWriter[str]):
             now_s + self._after_s,
             send=lambda: self._pods.fail(pod, error.reason, words),
             done=lambda: log.info("pod failed", pod=name, reason=error.reason, why=error),
+            again_s=_AGAIN_S,
         )
 
 

@@ -40,12 +40,15 @@ class Write:
         due_s: when it is due for the first time; infinite for a pod that has it already.
         send: asks the API server; raises `APIError`.
         done: called once the API server has taken it.
+        again_s: how long the API server may take to show it, before it is due again; infinite if
+            once is enough.
     """
 
     pod: Pod
     due_s: float
     send: Callable[[], None]
     done: Callable[[], None]
+    again_s: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +123,7 @@ class PodWriter(ABC, Generic[K]):
             self._wake.clear()
 
     def step(self) -> float:
-        """Make the write that is due first, if one is due; return the seconds to the next step.
-
-        A write that the API server has taken is not made again.
-        """
+        """Make the write that is due first, if one is due; return the seconds to the next step."""
         now_s = self._now_s()
         wanted = self._wanted(now_s)
         self._attempts = {
@@ -141,7 +141,7 @@ class PodWriter(ABC, Generic[K]):
             self._attempts[key] = self._attempts[key].refused(now_s)
             self._complain(wanted[key].pod, refusal)
         else:
-            self._attempts[key] = Attempt(math.inf)
+            self._attempts[key] = Attempt(now_s + wanted[key].again_s)
             self._failures.ends()
             wanted[key].done()
         return PAUSE_S

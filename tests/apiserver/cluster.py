@@ -51,9 +51,17 @@ class Cluster:
         self.set_labels(labels)
 
     def set_pods(self, bodies: Iterable[Body]) -> None:
-        """Set the pods; each difference goes to the watches."""
+        """Set the pods; each difference goes to the watches.
+
+        A pod that has failed keeps its status, as the kubelet leaves it to a pod.
+        """
         given = {body["metadata"]["uid"]: self._bound_to_node(body) for body in bodies}
         with self._lock:
+            known = self._objects.everywhere(PODS)
+            for uid in given.keys() & known.keys():
+                status = known[uid][1].get("status") or {}
+                if status.get("phase") == "Failed":
+                    given[uid] = {**given[uid], "status": status}
             self._objects.replace_all(PODS, given)
 
     def set_labels(self, labels: Mapping[str, str]) -> None:

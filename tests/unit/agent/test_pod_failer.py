@@ -20,6 +20,8 @@ from tests.unit.manager import plugged
 from tests.waiting import eventually
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from cpupool.core.workloads import ContainerRef, Pod
 
 MACHINE = MACHINES["arm_no_smt"].topology()
@@ -36,18 +38,21 @@ class Statuses:
     Attributes:
         failed: (pod, reason, message) in order.
         refusals: what it answers next.
+        shows: lets the watch show that a pod has failed.
     """
 
     failed: list[tuple[str, str, str]] = field(default_factory=list)
     refusals: list[APIError] = field(default_factory=list)
     asked: int = 0
     interrupted: bool = False
+    shows: Callable[[Pod], None] = lambda _pod: None
 
     def fail(self, pod: Pod, reason: str, message: str) -> None:
         self.asked += 1
         if self.refusals:
             raise self.refusals.pop(0)
         self.failed.append((pod.name, reason, message))
+        self.shows(pod)
 
     def interrupt(self) -> None:
         self.interrupted = True
@@ -85,7 +90,14 @@ class Node:
             health=Health(),
             now_s=lambda: self.now_s,
         )
+        self.statuses.shows = self.show_failed
         self.start(*pods)
+
+    def show_failed(self, failed: Pod) -> None:
+        pods = self.manager.snapshot().facts.pods or ()
+        self.manager.observe(
+            pods=[replace(pod, finished=pod.finished or pod.uid == failed.uid) for pod in pods]
+        )
 
     def start(self, *pods: Pod) -> None:
         """Make these the pods of the node; the runtime has the sandbox of each."""
@@ -109,6 +121,18 @@ def test_a_pod_that_does_not_fit_fails_once_with_the_kubelets_words() -> None:
     assert node.statuses.failed == [("large", "UnexpectedAdmissionError", TOO_MANY)]
     assert node.failed() == ["large"]
     assert node.statuses.asked == 1
+
+
+def test_a_failure_that_the_kubelet_writes_over_unseen_is_made_again() -> None:
+    node = Node(bound("large", 9))
+    node.statuses.shows = lambda _pod: None
+    node.role.step()
+    assert node.statuses.asked == 1
+    node.now_s += 9.0
+    node.role.step()
+    assert node.statuses.asked == 1
+    node.statuses.shows = node.show_failed
+    assert node.failed() == ["large"] * 2
 
 
 @pytest.mark.parametrize("misfit", [Misfit.HOLD, Misfit.SHARE])
