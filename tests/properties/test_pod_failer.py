@@ -70,16 +70,23 @@ def test_each_misfit_fails_once_the_api_server_lets_it(
         api.set_pods(map(shown, pods))
         status = PodStatus(APIServer.at(api.url))
         role = PodFailer(manager, status, after_s=0.0, health=Health(), now_s=lambda: now_s)
+
+        def step() -> float:
+            """Let the role write, and the watch show what it wrote."""
+            pause_s = role.step()
+            manager.observe(pods=[replace(pod, finished=failed(api, pod)) for pod in pods])
+            return pause_s
+
         for code, times, headers, body in storm:
             api.refuse(code, "Refused", times=times, headers=headers, body=body)
             end_s = now_s + minutes * MINUTE_S
             while now_s < end_s:
-                now_s += role.step()
+                now_s += step()
         refused = sum(times for _, times, _, _ in storm)
         while not all(failed(api, pod) for pod in pods):
             assert now_s < (refused + len(storm)) * 10 * MINUTE_S, "it tries no more"
-            now_s += role.step()
+            now_s += step()
         asked = api.count("patch", "pods/status")
         now_s += 10 * MINUTE_S
-        role.step()
+        step()
         assert api.count("patch", "pods/status") == asked, "a pod that has failed is left alone"
