@@ -26,7 +26,7 @@ from cpupool.policies.accumulators import koordinator
 from cpupool.policies.accumulators.koordinator import OccupiedCPUs
 from cpupool.policies.accumulators.kubelet import take_distributed, take_packed
 from cpupool.policies.layout import Layout
-from cpupool.policies.pools import choice
+from cpupool.policies.pools import preferred_cpus
 from cpupool.rpc.serving import ServingLoop
 from tests import builders
 from tests.kubelets import dial
@@ -133,7 +133,7 @@ def _takers(topology: CPUTopology) -> Mapping[str, Taker]:
     def of_pool(cpus: CPUSet, policy: PoolPolicy) -> Taker:
         pool = replace(Pool.named("exclusive_a", str(cpus)), policy=policy)
         unit = max(map(len, topology.cores)) if policy.whole_cores else 1
-        return Taker(cpus, partial(choice.prefer, pool, topology, held=held), unit)
+        return Taker(cpus, partial(preferred_cpus.prefer, pool, topology, held=held), unit)
 
     apart = PoolPolicy(bind=full, numa=least, exclusive=ExclusivePolicy.NUMA_NODE)
     distributed = PoolPolicy(bind=full, numa=NUMAPolicy.DISTRIBUTED)

@@ -112,9 +112,9 @@ own.
 
 * *kubelet* and *Koordinator* are the algorithms of these programs as cpupool has them
   (`policies/accumulators/kubelet.py`, `policies/accumulators/koordinator.py`).
-* *pool* is what GetPreferredAllocation asks (`policies/pools/choice.py`). *Without a policy*
-  it lists one thread of each core and is packed; the others list all threads. *Full cores, apart*
-  is `cpuBindPolicy: fullPhysicalCores` with `numaPolicy: leastAllocated` and
+* *pool* is what GetPreferredAllocation asks (`policies/pools/preferred_cpus.py`). *Without a
+  policy* it lists one thread of each core and is packed; the others list all threads. *Full cores,
+  apart* is `cpuBindPolicy: fullPhysicalCores` with `numaPolicy: leastAllocated` and
   `exclusivePolicy: numaNode`; *distributed* is `fullPhysicalCores` with `numaPolicy: distributed`;
   *spread* is `cpuBindPolicy: spreadAcrossCores`.
 

@@ -18,24 +18,24 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import NameOID
 from cryptography.x509.verification import PolicyBuilder, Store
 
-from cpupool.webhook.https import certificates
-from cpupool.webhook.https.certificates import Pair, SecretContents
+from cpupool.webhook.https import certificate_renewal
+from cpupool.webhook.https.certificate_renewal import Pair, SecretContents
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.types import CertificateIssuerPrivateKeyTypes
 
-NAMES = certificates.service_names("cpupool-webhook", "cpupool")
+NAMES = certificate_renewal.service_names("cpupool-webhook", "cpupool")
 NOW = datetime(2026, 11, 21, 8, 0, 0, tzinfo=UTC)
 DAY = timedelta(days=1)
 
 
 def kept(contents: SecretContents, now: datetime, names: tuple[str, ...] = NAMES) -> SecretContents:
     """Do what is due, as the role does."""
-    contents = certificates.without_expired(contents, now)
-    if certificates.ca_due(contents, names, now):
-        contents = certificates.with_ca(contents, now)
-    if certificates.serving_due(contents, names, now):
-        contents = certificates.with_serving(contents, names, now)
+    contents = certificate_renewal.without_expired(contents, now)
+    if certificate_renewal.ca_due(contents, names, now):
+        contents = certificate_renewal.with_ca(contents, now)
+    if certificate_renewal.serving_due(contents, names, now):
+        contents = certificate_renewal.with_serving(contents, names, now)
     return contents
 
 

@@ -6,12 +6,12 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from cpupool.core.bandwidth import Bandwidth
 from cpupool.core.cgroups import FoundContainer
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.devices import AllocatedDevices
 from cpupool.core.names import ENABLE_SHARED_CPUS, KUBELET_CPUS
 from cpupool.core.pools import MixedCPUs, NodePools, Pool
-from cpupool.core.quota import Bandwidth
 from cpupool.core.workloads import ContainerRef
 from cpupool.enforce.quotas import QuotaGoal
 from cpupool.enforce.repair import Keeper

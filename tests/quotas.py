@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 from typing import TYPE_CHECKING
 
+from cpupool.core.bandwidth import Bandwidth
 from cpupool.core.errors import CgroupNotFound, CgroupWriteRejected
-from cpupool.core.quota import Bandwidth
 from cpupool.host.cgroupfs import CgroupVersion
 
 if TYPE_CHECKING:

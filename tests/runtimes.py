@@ -21,9 +21,9 @@ from tests import builders
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
+    from cpupool.core.bandwidth import Bandwidth
     from cpupool.core.cpuset import CPUSet
     from cpupool.core.properties import Properties
-    from cpupool.core.quota import Bandwidth
 
 
 @dataclass

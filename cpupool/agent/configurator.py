@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from cpupool.host.usable_cpus import TopologySource
     from cpupool.loops.telemetry import Telemetry
     from cpupool.manager.manager import Manager
-    from cpupool.manager.pool_change import PoolChange
+    from cpupool.manager.pool_difference import PoolDifference
     from cpupool.manager.usage import PoolUsage
 
 log = logs.get(__name__)
@@ -184,7 +184,7 @@ class Configurator:
             raise ConfigError(file.located(error.problems)) from error
         self._accept(file, view.texts.get(file.name, _NO_TEXT), change)
 
-    def _accept(self, file: PoolFile, text: bytes, change: PoolChange) -> None:
+    def _accept(self, file: PoolFile, text: bytes, change: PoolDifference) -> None:
         """Log pools that have come into force, and keep their text."""
         self._metrics.config_valid(valid=True)
         if text == self._in_force and not self._refused:
@@ -272,7 +272,7 @@ class Configurator:
             log.warning("last good pools not kept", file=self._last_good, error=error)
 
 
-def _news(change: PoolChange, used: Iterable[PoolUsage]) -> dict[str, str]:
+def _news(change: PoolDifference, used: Iterable[PoolUsage]) -> dict[str, str]:
     """Name what an edit changes, and what stays with pods until they end."""
     draining = (f"{pool.name} ({pool.draining})" for pool in used if pool.draining)
     named = {

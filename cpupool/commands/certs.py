@@ -28,7 +28,7 @@ from cpupool.loops.supervisor import supervise
 from cpupool.telemetry import log
 from cpupool.telemetry.health import Health
 from cpupool.version import VERSION
-from cpupool.webhook.certificates import CertificateKeeper
+from cpupool.webhook.certificate_keeper import CertificateKeeper
 from cpupool.webhook.objects import Installed
 
 if TYPE_CHECKING:

@@ -19,6 +19,7 @@ from cpupool.commands.checks import (
     cpu_checks,
     findings,
     koordinator_checks,
+    node_checks,
     plugin_checks,
     runtime_checks,
     topology_checks,
@@ -212,7 +213,7 @@ def _examine(examined: NodeSources) -> list[Row]:
     try:
         files = _pool_files(examined, topology)
         file = _choose(files, examined.labels, topology)
-        rows += findings.pool_file(file, in_force, of=len(files), labels=examined.labels)
+        rows += node_checks.pool_file(file, in_force, of=len(files), labels=examined.labels)
     except CPUPoolError as error:
         rows += _failed("pool file", error)
     pools = in_force or (file.pools if file else None)
@@ -275,11 +276,11 @@ def _choose(
 
 
 def _agent(known: _Known) -> Iterable[Row]:
-    return findings.agent(known.status, known.node.ask_agent(node.READY))
+    return node_checks.agent(known.status, known.node.ask_agent(node.READY))
 
 
 def _rights(known: _Known) -> Iterable[Row]:
-    yield findings.rights(known.status, known.node.ask_agent(node.METRICS))
+    yield node_checks.rights(known.status, known.node.ask_agent(node.METRICS))
 
 
 def _node_topology(known: _Known) -> Iterable[Row]:
@@ -295,7 +296,9 @@ def _node_topology(known: _Known) -> Iterable[Row]:
 def _cgroups(known: _Known) -> Iterable[Row]:
     base, version = hierarchy(known.node.root.cgroup)
     places = cgroup_names.kubepods(known.node.root.cgroup_root)
-    yield findings.cgroups(version, places, [place for place in places if (base / place).is_dir()])
+    yield node_checks.cgroups(
+        version, places, [place for place in places if (base / place).is_dir()]
+    )
     status = known.status and known.status[0]
     recorded = status.withheld if status else ()
     yield from cpu_checks.withheld(recorded if known.node.bundle else known.node.usable().withheld)
@@ -336,7 +339,7 @@ def _cpu_manager(known: _Known) -> Iterable[Row]:
         assignable = built_in.assignable(known.pools, known.topology)
         needs = KubeletNeeds.of(known.pools, known.topology, assignable=assignable)
         kept = needs.online - needs.given
-    yield from findings.cpu_manager(state, configured, allocatable, known.pools, kept)
+    yield from node_checks.cpu_manager(state, configured, allocatable, known.pools, kept)
 
 
 def _agent_away(known: _Known) -> Iterable[Row]:
@@ -347,7 +350,7 @@ def _agent_away(known: _Known) -> Iterable[Row]:
 
 def _policies(found: _Known) -> Iterable[Row]:
     if found.node.bundle is None:
-        yield from findings.policies(installed())
+        yield from node_checks.policies(installed())
 
 
 def _koordlet(known: _Known) -> Iterable[Row]:
@@ -382,7 +385,7 @@ def _device_plugins(known: _Known) -> Iterable[Row]:
         yield Row("device plugins", Verdict.UNSEEN, *_NOT_IN_BUNDLE)
         return
     ours = known.node.root.device_plugins.glob("cpupool-*.sock")
-    yield findings.device_plugins(
+    yield node_checks.device_plugins(
         listening=listens(known.node.root.kubelet_socket, _PEER_S),
         serving=sum(listens(path, _PEER_S) for path in ours),
         expected=len(advertised(known.pools)) if known.pools else 0,
@@ -394,7 +397,7 @@ def _starter(known: _Known) -> Iterable[Row]:
         yield Row("starter", Verdict.UNSEEN, *_NOT_IN_BUNDLE)
         return
     files = known.node.root.starters.glob(f"*/{Path(STARTER).name}")
-    yield findings.starter(
+    yield node_checks.starter(
         can_run=any(file.is_file() and os.access(file, os.X_OK) for file in files)
     )
 
@@ -443,21 +446,21 @@ def _pools(known: _Known) -> Iterable[Row]:
     fine = "they fit the machine, and all their CPUs are online"
     yield from findings.problems("pools", found, fine)
     root, exclusive = known.node.root, known.exclusive
-    yield from findings.isolation(known.pools, known.topology, Sysfs.at(root.sysfs).tickless())
-    yield findings.interrupts(list(interrupts(root.proc)), exclusive)
+    yield from cpu_checks.isolation(known.pools, known.topology, Sysfs.at(root.sysfs).tickless())
+    yield cpu_checks.interrupts(list(interrupts(root.proc)), exclusive)
     others = known.topology.online - exclusive
     yield cpu_checks.daemons(list(processes.daemons(root.proc)), exclusive, others)
 
 
 def _containers(known: _Known) -> Iterable[Row]:
     if known.status and not known.status[0].waiting_for:
-        yield from findings.containers(known.status[0])
+        yield from node_checks.containers(known.status[0])
 
 
 def _owners(known: _Known) -> Iterable[Row]:
     if known.pools:
         tree = CgroupFS(known.node.root.cgroup, known.node.root.cgroup_root)
-        yield findings.owners(tree.containers(), known.exclusive)
+        yield cpu_checks.owners(tree.containers(), known.exclusive)
 
 
 def _affinity(known: _Known) -> Iterable[Row]:
@@ -482,7 +485,7 @@ _CHECKS: Final[Mapping[str, Callable[[_Known], Iterable[Row]]]] = {
     "CPU manager": _cpu_manager,
     "agent away": _agent_away,
     "misfits": _misfits,
-    findings.POLICIES: _policies,
+    node_checks.POLICIES: _policies,
     koordinator_checks.CHECK: _koordlet,
     plugin_checks.CHECK: _plugins,
     plugin_checks.WRITERS: _cpuset_writers,

@@ -6,7 +6,7 @@ import difflib
 import json
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
-from cpupool.commands.checks.findings import SILENT_S
+from cpupool.commands.checks.node_checks import SILENT_S
 from cpupool.commands.shell import away, door, status_file
 from cpupool.commands.shell.beside import excludes, needs
 from cpupool.commands.shell.exit_codes import UsageError

@@ -6,7 +6,7 @@ import json
 import sys
 from typing import TYPE_CHECKING, Final, TextIO
 
-from cpupool.commands.checks.findings import SILENT_S
+from cpupool.commands.checks.node_checks import SILENT_S
 from cpupool.commands.shell import door, status_file
 from cpupool.commands.shell.exit_codes import UsageError
 from cpupool.commands.shell.files import input_file, open_machine

@@ -14,9 +14,9 @@ from cpupool.core.requests import Resource
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from cpupool.core.bandwidth import Limit
     from cpupool.core.names import Names
     from cpupool.core.properties import Properties
-    from cpupool.core.quota import Limit
     from cpupool.core.requests import Resource
     from cpupool.core.workloads import RuntimeContainer
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 
-from cpupool.core.quota import PERIOD_US, Bandwidth
+from cpupool.core.bandwidth import PERIOD_US, Bandwidth
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

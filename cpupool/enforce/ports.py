@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
+    from cpupool.core.bandwidth import Bandwidth
     from cpupool.core.cgroups import CgroupNode, FoundContainer
     from cpupool.core.cpuset import CPUSet
     from cpupool.core.properties import Properties
-    from cpupool.core.quota import Bandwidth
     from cpupool.core.workloads import ContainerID
 
 ISOLATED: Final = "isolated"

@@ -11,9 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from cpupool.core.bandwidth import Bandwidth, settle_pod
 from cpupool.core.cgroups import POD_ITSELF, Writer
 from cpupool.core.errors import CgroupWriteRejected, CPUPoolError
-from cpupool.core.quota import Bandwidth, settle_pod
 from cpupool.core.requests import ResourceKind
 from cpupool.core.workloads import ContainerID
 from cpupool.enforce import repair
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
+    from cpupool.core.bandwidth import Limit
     from cpupool.core.cgroups import FoundContainer
-    from cpupool.core.quota import Limit
     from cpupool.core.workloads import Pod
     from cpupool.enforce.notices import NoticeKey
     from cpupool.enforce.ports import BandwidthTree

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from contextlib import AbstractContextManager
 
+    from cpupool.core.bandwidth import Bandwidth
     from cpupool.core.cgroups import CgroupNode
-    from cpupool.core.quota import Bandwidth
     from cpupool.core.workloads import ContainerID, RuntimeContainer
     from cpupool.enforce.ports import (
         BandwidthTree,

@@ -11,8 +11,8 @@ import errno
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
+from cpupool.core.bandwidth import UNLIMITED_US, Bandwidth
 from cpupool.core.errors import CgroupNotFound, HostFileError
-from cpupool.core.quota import UNLIMITED_US, Bandwidth
 from cpupool.host import cgroup_names
 from cpupool.host.cgroup_files import CgroupFiles
 from cpupool.host.cgroupfs import CgroupVersion, hierarchy

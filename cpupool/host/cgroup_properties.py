@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from cpupool.core.quota import Bandwidth
+    from cpupool.core.bandwidth import Bandwidth
 
 _SHARES, _WEIGHT = "cpu.shares", "cpu.weight"
 _LIMIT_V1, _SWAP_V1 = "memory.limit_in_bytes", "memory.memsw.limit_in_bytes"

@@ -24,9 +24,10 @@ from cpupool.core.grants import WHOLE_POD, Grant, Grants, PodOwner, Source
 from cpupool.core.names import POLICY_CPUS
 from cpupool.core.workloads import oldest_first
 from cpupool.manager import aligning, by_plugins, guard, homes, planning, served_requests
+from cpupool.policies.barred import barred
 from cpupool.policies.base import Ask
 from cpupool.policies.pools.policy import PoolsPolicy
-from cpupool.policies.view import DEFAULT, NodeView, Refusal, barred
+from cpupool.policies.view import DEFAULT, NodeView, Refusal
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

@@ -36,9 +36,9 @@ from cpupool.manager import (
 from cpupool.manager.allocation import Allocation
 from cpupool.manager.choosing import Admission
 from cpupool.manager.facts import NodeFacts
-from cpupool.manager.fitting import in_force, of_edit, of_restart
 from cpupool.manager.mirror_pods import Identity
-from cpupool.manager.pool_change import PoolChange
+from cpupool.manager.pool_difference import PoolDifference
+from cpupool.manager.pools_in_force import in_force, of_edit, of_restart
 from cpupool.manager.resolve import Snapshot
 from cpupool.policies.base import Ask
 from cpupool.policies.pools.policy import PoolsPolicy
@@ -92,7 +92,7 @@ class Manager:
 
     def reconfigure(
         self, pools: NodePools, topology: CPUTopology, *, again: bool = False
-    ) -> PoolChange:
+    ) -> PoolDifference:
         """Put new pools in force; refused pools change nothing.
 
         A pod keeps its CPUs until it ends, and its devices stay listed.
@@ -126,7 +126,7 @@ class Manager:
                 ),
                 all_run=True,
             )
-            return PoolChange.between(before, pools, fit.problems)
+            return PoolDifference.between(before, pools, fit.problems)
 
     def update_topology(self, topology: CPUTopology) -> tuple[Problem, ...]:
         """Take a new reading of the machine: CPUs went offline or came back.

@@ -172,6 +172,7 @@ def _parts_of_cores(
     blocked = topology.with_siblings(taken) | withheld | exclusive_cpus(held)
     free = (offered & topology.online) - blocked
     cores = [own for core in topology.cores if (own := core & offered)]
-    # As in `policies/pools/choice.py`, a core with fewer threads than the others is none of them.
+    # As in `policies/pools/preferred_cpus.py`, a core with fewer threads than the others is no
+    # whole core.
     largest = max(map(len, cores), default=0)
     return free - CPUSet.union(own for own in cores if len(own) == largest and own <= free)

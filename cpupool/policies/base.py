@@ -21,9 +21,9 @@ from cpupool.core.grants import WHOLE_POD, Sharing, Source
 from cpupool.core.names import ENABLE_SHARED_CPUS, POLICY_CPUS
 from cpupool.core.orchestration import NodeRules
 from cpupool.core.pools import NodePools
-from cpupool.core.quota import Limit
 from cpupool.core.requests import NO_REQUEST
 from cpupool.core.workloads import ContainerRef
+from cpupool.policies import cpu_limit
 from cpupool.policies.view import DEFAULT
 
 if TYPE_CHECKING:
@@ -266,9 +266,6 @@ class CPUManagerPolicy(ABC):
             pooled = pool_cpus(view, demand.container)
             plugged = chosen.source is Source.PLUGIN
             wants = {} if plugged else self.wants(demand.pod)
-            # The CPUs stand for a whole request. A policy that gives some to another container
-            # leaves it the CPU time that its own limit says.
-            fractional = demand.container.name in wants and not demand.container.whole_cpus
             return CPUAssignment(
                 Placement.PLUGIN if plugged else Placement.POLICY,
                 exclusive=online,
@@ -276,7 +273,7 @@ class CPUManagerPolicy(ABC):
                 reason="" if plugged else _resized(chosen, demand, wants),
                 offline=own - online,
                 resources={POLICY_CPUS: online, **pooled},
-                limit=None if plugged or fractional else Limit(None),
+                limit=None if plugged else cpu_limit.of_policy(demand.container, wants),
             )
         if own:
             return view.confined(Cause.OFFLINE, f"its {withheld.why(own, view.topology.withheld)}")

@@ -82,8 +82,7 @@ class NodeView:
       pool file lists them or as the other pools leave them, offline and owned CPUs included.
     * *owned* (`grants.cpus`): the CPUs that are some pod's own, of a pool or of the policy.
     * *barred* (`barred`): the CPUs on which only their owner's containers run: the owned CPUs,
-      their siblings where the owner has whole cores, and blocked CPUs. The function `barred`
-      computes them.
+      their siblings where the owner has whole cores, and blocked CPUs (`barred.barred`).
     * *common* (`common`): the online CPUs that are not barred, in any pool.
     * *free* (`free`): the declared CPUs that are common. A policy gives out CPUs of these only.
     * *extent* (`extents`): the CPUs that the containers of one shared set run on now: of each
@@ -155,17 +154,3 @@ class NodeView:
         if self.kubelet_places:
             return replace(self.default, reason=reason, cause=cause)
         return replace(self.default, placement=Placement.CONFINED, reason=reason, cause=cause)
-
-
-def barred(topology: CPUTopology, grants: Grants, blocked: CPUSet) -> CPUSet:
-    """Return the CPUs on which only their owner's containers run.
-
-    An owner of whole cores has the siblings of its CPUs to itself, although they are not its own.
-
-    Args:
-        topology: the machine.
-        grants: the owners of CPUs.
-        blocked: CPUs that no container may get.
-    """
-    whole = CPUSet.union(grant.cpus for grant in grants if grant.whole_cores)
-    return topology.with_siblings(whole) | grants.cpus | blocked

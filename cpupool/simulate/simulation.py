@@ -28,7 +28,7 @@ from cpupool.policies.accumulators.kubelet import take_packed
 from cpupool.policies.base import Choice
 from cpupool.policies.built_in import CHOOSING
 from cpupool.policies.layout import Layout, Level
-from cpupool.policies.pools import choice
+from cpupool.policies.pools import preferred_cpus
 from cpupool.simulate.alignment import Alignment
 from cpupool.simulate.node import PlacementRecord, SimulatedNode, container_name
 
@@ -189,7 +189,7 @@ def rule(node_pools: NodePools, topology: CPUTopology, policy: str) -> tuple[Nod
             cpu_manager=cpu_manager,
         )
         refuse_errors(pool_rules.validate(node_pools, topology))
-    return node_pools, choice.prefer
+    return node_pools, preferred_cpus.prefer
 
 
 def run(

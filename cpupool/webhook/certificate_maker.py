@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 from cpupool.kube.client import APIError
 from cpupool.kube.connection import APIConnection
 from cpupool.telemetry import log as logs
-from cpupool.webhook.https import certificates
+from cpupool.webhook.https import certificate_renewal
 from cpupool.webhook.objects import NotInstalled, WebhookObjects, webhooks
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from cpupool.kube.client import APIServer
     from cpupool.kube.views import Body
-    from cpupool.webhook.https.certificates import Term
+    from cpupool.webhook.https.certificate_renewal import Term
     from cpupool.webhook.objects import Installed
 
 log = logs.get(__name__)
@@ -85,7 +85,7 @@ class CertificateMaker:
         self._secret = objects.secret
         self._configuration = objects.configuration
         self._now = now
-        self._names = certificates.service_names(installed.service, installed.namespace)
+        self._names = certificate_renewal.service_names(installed.service, installed.namespace)
 
     def look(self) -> Outcome:
         """Make and write what is due.
@@ -110,13 +110,13 @@ class CertificateMaker:
         secret = self._secret.read()
         now = self._now()
         data = _data(secret)
-        contents = certificates.read(data, _in_use(configuration))
+        contents = certificate_renewal.read(data, _in_use(configuration))
         for problem in contents.problems:
             log.warning("unusable, made again", object=self._secret.title, what=problem)
-        contents = certificates.without_expired(contents, now)
+        contents = certificate_renewal.without_expired(contents, now)
         what, why = "bundle tidied", "a CA has expired or cannot be read"
-        if due := certificates.ca_due(contents, self._names, now):
-            contents = certificates.with_ca(contents, now)
+        if due := certificate_renewal.ca_due(contents, self._names, now):
+            contents = certificate_renewal.with_ca(contents, now)
             what, why = "CA made", due
         if any(data.get(entry) != text for entry, text in contents.ca_data().items()):
             secret = self._secret.write(_with_data(secret, contents.ca_data()))
@@ -127,8 +127,8 @@ class CertificateMaker:
             _note(
                 changes, "bundle published", "the configuration had another one", contents.terms()
             )
-        if due := certificates.serving_due(contents, self._names, now):
-            contents = certificates.with_serving(contents, self._names, now)
+        if due := certificate_renewal.serving_due(contents, self._names, now):
+            contents = certificate_renewal.with_serving(contents, self._names, now)
             self._secret.write(_with_data(secret, contents.serving_data()))
             _note(changes, "serving certificate made", due, contents.terms())
         if not changes:

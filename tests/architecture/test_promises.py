@@ -26,7 +26,12 @@ from cpupool.plugins import config_file
 from cpupool.telemetry.metrics import CONTAINER_STATES, WriteOutcome
 from cpupool.version import VERSION
 from cpupool.webhook import service
-from cpupool.webhook.https.certificates import BUNDLE, CA_KEY, SERVING_CERTIFICATE, SERVING_KEY
+from cpupool.webhook.https.certificate_renewal import (
+    BUNDLE,
+    CA_KEY,
+    SERVING_CERTIFICATE,
+    SERVING_KEY,
+)
 from tests.architecture.test_manifests import KUSTOMIZATIONS, WORKLOADS, kustomized
 from tests.guides import blocks
 from tests.policies import LowestCPUs

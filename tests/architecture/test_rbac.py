@@ -20,8 +20,8 @@ from cpupool.kube.pod_status import PodStatus
 from cpupool.telemetry.health import Health
 from cpupool.telemetry.metrics import Metrics, WebhookMetrics
 from cpupool.webhook.admission.rules import Rules
+from cpupool.webhook.certificate_keeper import CertificateKeeper
 from cpupool.webhook.certificate_maker import CertificateMaker
-from cpupool.webhook.certificates import CertificateKeeper
 from cpupool.webhook.objects import Installed
 from cpupool.webhook.service import Webhook, WebhookSettings
 from cpupool.wire.node_topology import GROUP, PLURAL, VERSIONS

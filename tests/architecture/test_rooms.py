@@ -20,6 +20,7 @@ ELSEWHERE = {
     },
     "tests/unit/commands/doctor": {
         *("commands/checks/cpu_checks", "commands/checks/findings"),
+        "commands/checks/node_checks",
         *("commands/checks/plugin_checks", "commands/checks/runtime_checks"),
         *("commands/shell/node", "commands/shell/pool_files", "host/sockets"),
         "commands/checks/koordinator_checks",
@@ -58,7 +59,7 @@ ELSEWHERE = {
     "tests/unit/qrm/test_plugin_client.py": {"core/plugin_facts"},
     "tests/unit/policies": {
         *("policies/accumulators/balance", "policies/base"),
-        "policies/none/policy",
+        *("policies/barred", "policies/none/policy"),
     },
     "tests/unit/agent/cpusetter": {"enforce/announcer", "enforce/directories"},
     "tests/unit/qrm/test_resource_manager.py": {"qrm/plugin_worker"},
@@ -75,7 +76,7 @@ ELSEWHERE = {
     "tests/properties/test_wait_budget.py": {"runtime/nri/wait_budget"},
     "tests/scenarios/certs": {
         *("commands/certs", "webhook/certificate_maker"),
-        *("webhook/certificates", "webhook/objects"),
+        *("webhook/certificate_keeper", "webhook/objects"),
     },
     "tests/scenarios/webhook": {"webhook/service"},
     "tests/unit/wire": {"wire/checkpoints"},

@@ -12,7 +12,7 @@ import yaml
 
 from cpupool import cli
 from cpupool.kube.client import SERVICE_ACCOUNT
-from cpupool.webhook.https.certificates import service_names
+from cpupool.webhook.https.certificate_renewal import service_names
 from tests.pod_security import beyond_baseline, beyond_restricted
 from tests.waiting import DEADLINE_S
 

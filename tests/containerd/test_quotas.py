@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cpupool.core.quota import Bandwidth
+from cpupool.core.bandwidth import Bandwidth
 from cpupool.host.bandwidth import CFSBandwidth
 from tests.containerd import cri_pb2 as pb
 from tests.containerd.pods import Kind

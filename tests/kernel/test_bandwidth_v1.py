@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from cpupool.core.bandwidth import Bandwidth
 from cpupool.core.errors import CgroupNotFound, CgroupWriteRejected
 from cpupool.core.pools import NodePools, Pool
-from cpupool.core.quota import Bandwidth
 from cpupool.core.workloads import ContainerID
 from cpupool.enforce.quotas import QuotaGoal
 from cpupool.enforce.repair import Keeper

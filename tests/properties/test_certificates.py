@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpupool.webhook.https import certificates
+from cpupool.webhook.https import certificate_renewal
 from tests.certificates import (
     CA,
     ED25519,
@@ -54,8 +54,8 @@ def entries(draw: st.DrawFn) -> bytes:
 def test_whatever_the_secret_holds_one_pass_makes_it_good(
     hostile: dict[str, bytes], rest: bool, in_use: bytes
 ) -> None:
-    held = kept(certificates.read({**(GOOD if rest else {}), **hostile}, in_use), NOW)
+    held = kept(certificate_renewal.read({**(GOOD if rest else {}), **hostile}, in_use), NOW)
     verify(held.serving, held.bundle, NOW)
-    again = certificates.read(data(held))
+    again = certificate_renewal.read(data(held))
     assert again.problems == ()
     assert kept(again, NOW) == again

@@ -8,7 +8,7 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpupool.core.quota import Bandwidth, Limit, settle_pod
+from cpupool.core.bandwidth import Bandwidth, Limit, settle_pod
 from cpupool.core.workloads import ContainerID
 from cpupool.enforce.quotas import CgroupQuota, plan
 from tests.quotas import QuotaModel

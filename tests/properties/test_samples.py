@@ -19,7 +19,7 @@ from cpupool.core.names import Names
 from cpupool.core.pools import NodePools, PoolKind
 from cpupool.policies import built_in
 from cpupool.policies.koordinator.policy import KOORDINATOR
-from cpupool.policies.pools import choice
+from cpupool.policies.pools import preferred_cpus
 from cpupool.policies.qrm.policy import QRM
 from cpupool.simulate import workload
 from cpupool.simulate.cpu_manager import SimulatedCPUManager
@@ -109,7 +109,7 @@ def test_the_pods_of_a_demo_fit(made: tuple[CPUTopology, str]) -> None:
 
     pods = {body["metadata"]["name"]: workload.arrival_of(body, NAMES).pod for body in shown.bodies}
     without = NodePools.of(*pools)
-    node = SimulatedNode(topology, without, choice.prefer, TopologyPolicy.BEST_EFFORT)
+    node = SimulatedNode(topology, without, preferred_cpus.prefer, TopologyPolicy.BEST_EFFORT)
     for name in {"poller", "sharer", "plain"} & pods.keys():
         node.admit(pods[name], 0)
     assert_that_all_pools_are_shown(pools, pods, shown.left_out)

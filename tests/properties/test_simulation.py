@@ -18,7 +18,7 @@ from cpupool.core.pools import NodePools, Pool, PoolKind
 from cpupool.core.requests import Resource
 from cpupool.core.workloads import Container, ContainerKind
 from cpupool.local import devices
-from cpupool.policies.pools import choice as pool_choice
+from cpupool.policies.pools import preferred_cpus
 from cpupool.simulate import simulation, workload
 from cpupool.simulate.node import SimulatedNode
 from tests import builders
@@ -89,7 +89,7 @@ def traces(draw: st.DrawFn) -> list[Event]:
 
 
 machines = st.sampled_from(sorted(TOPOLOGIES)).map(TOPOLOGIES.__getitem__)
-choosers = st.sampled_from([pool_choice.prefer, simulation.first_fit, simulation.kubelet_packed])
+choosers = st.sampled_from([preferred_cpus.prefer, simulation.first_fit, simulation.kubelet_packed])
 managers = st.sampled_from(TopologyPolicy)
 
 
@@ -173,7 +173,9 @@ def test_pods_are_refused_exactly_when_the_counts_say_so(
 def test_a_pool_of_whole_cores_gives_whole_cores_or_says_why_not(
     topology: CPUTopology, sizes: Sequence[int]
 ) -> None:
-    node = SimulatedNode(topology, whole_cores(topology), pool_choice.prefer, TopologyPolicy.NONE)
+    node = SimulatedNode(
+        topology, whole_cores(topology), preferred_cpus.prefer, TopologyPolicy.NONE
+    )
     (pool,) = whole_cores(topology)
     per_core = max(map(len, topology.cores))
     left = len(pool.cpus)
@@ -205,7 +207,7 @@ def test_the_pools_own_policy_never_takes_more_numa_nodes_than_it_must(
         required: CPUSet | None = None,
         held: CPUSet | None = None,
     ) -> Choice:
-        choice = pool_choice.prefer(pool, topology, free, count, required=required, held=held)
+        choice = preferred_cpus.prefer(pool, topology, free, count, required=required, held=held)
         used = {topology.node_of(cpu) for cpu in choice.cpus}
         nodes = [cpus & (free | (required or CPUSet())) for cpus in topology.nodes.values()]
         fewest = next(

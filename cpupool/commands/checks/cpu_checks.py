@@ -1,19 +1,26 @@
-"""The checks of `cpupool doctor` for causes that keep threads from CPUs.
+"""The checks of `cpupool doctor` of CPUs: what keeps threads from them, and who else uses them.
 
 The functions turn facts into rows, and read nothing themselves.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
 from cpupool.commands.checks.findings import Row, Verdict, listed
+from cpupool.core.cpu_manager import CPU_MANAGER
 from cpupool.core.cpuset import CPUSet
+from cpupool.core.pools import PoolKind
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
 
+    from cpupool.core.cgroups import FoundContainer
+    from cpupool.core.pools import NodePools
+    from cpupool.core.topology import CPUTopology
     from cpupool.core.withheld import Withheld
+    from cpupool.host.interrupts import Interrupt
     from cpupool.host.processes import Daemon, RuntimeProcess
 
 AFFINITY: Final = "affinity"
@@ -102,3 +109,97 @@ def kept_threads(
         )
     elif any(owners.values()) and seen:
         yield Row(AFFINITY, Verdict.OK, "each own CPU of a container can be used by its threads")
+
+
+def isolation(pools: NodePools, topology: CPUTopology, tickless: CPUSet) -> Iterator[Row]:
+    """Compare the CPUs that the boot took from the scheduler with the pools.
+
+    Args:
+        pools: the node's.
+        topology: its CPUs.
+        tickless: those without a timer tick (`nohz_full`).
+    """
+    exclusive = CPUSet.union(pool.cpus for pool in pools.of_kind(PoolKind.EXCLUSIVE))
+    shared = CPUSet.union(pool.cpus for pool in pools.of_kind(PoolKind.SHARED))
+    default, policy = pools.default_cpus(topology), pools.cpu_manager
+    used = {"shared or default pools": shared | default}
+    if policy.chooses:
+        given = f"the default pool, which the policy {policy.policy} of {CPU_MANAGER} gives out,"
+        used = {"shared pools": shared, given: default}
+    harms = {
+        "isolcpus": (topology.isolated, "the kernel does not spread a container's tasks over them"),
+        "nohz_full": (tickless, "with several tasks on one CPU it only makes system calls slower"),
+    }
+    found = False
+    for parameter, (cpus, harm) in harms.items():
+        for place, common in used.items():
+            crowded = cpus & common
+            if not crowded:
+                continue
+            found = True
+            yield Row(
+                "isolation",
+                Verdict.WARNING,
+                f"CPUs {crowded} of {place} are in {parameter}: {harm}",
+                f"take them out of {parameter}, or put them into an exclusive pool",
+            )
+        if cpus & exclusive and not exclusive <= cpus:
+            found = True
+            yield Row(
+                "isolation",
+                Verdict.WARNING,
+                f"{parameter} has {cpus & exclusive} of the exclusive CPUs {exclusive}: how quiet a"
+                " container runs depends on which it gets",
+                f"put all of them into {parameter}, or none",
+            )
+    if not found:
+        cpus_of = ", ".join(f"{name} {cpus or 'none'}" for name, (cpus, _) in harms.items())
+        yield Row("isolation", Verdict.OK, cpus_of)
+
+
+def interrupts(found: Collection[Interrupt], exclusive: CPUSet) -> Row:
+    """Check that interrupts are served elsewhere than on exclusive CPUs."""
+    allowed = [interrupt for interrupt in found if interrupt.allowed & exclusive]
+    if not allowed:
+        fact = f"none of {len(found)} may be served by an exclusive CPU"
+        return Row("interrupts", Verdict.OK, fact)
+    now = [interrupt for interrupt in allowed if interrupt.effective & exclusive]
+    named = listed(
+        f"{interrupt.number} {','.join(interrupt.handlers)} by {interrupt.effective & exclusive}"
+        for interrupt in now
+    )
+    return Row(
+        "interrupts",
+        Verdict.WARNING,
+        f"{len(allowed)} of {len(found)} may be served by the exclusive CPUs {exclusive},"
+        f" {len(now)} are now{f': {named}' if now else ''}",
+        "boot with irqaffinity= and isolcpus=managed_irq, ban these CPUs from irqbalance, or write"
+        " other CPUs to /proc/irq/NUMBER/smp_affinity_list",
+    )
+
+
+def owners(found: Iterable[FoundContainer], exclusive: CPUSet) -> Row:
+    """Check in the cgroups themselves that no exclusive CPU has two pods.
+
+    Raises:
+        CPUSetParseError: the kernel's list is none.
+    """
+    if not exclusive:
+        return Row("owners", Verdict.OK, "no pool is exclusive")
+    by_pod: defaultdict[str, CPUSet] = defaultdict(CPUSet)
+    for container in found:
+        by_pod[container.pod] |= CPUSet.parse(container.cpus) & exclusive
+    taken = contested = CPUSet()
+    for cpus in by_pod.values():
+        contested |= taken & cpus
+        taken |= cpus
+    if not contested:
+        fact = f"no exclusive CPU has two pods; {taken or 'none'} of {exclusive} have one"
+        return Row("owners", Verdict.OK, fact)
+    pods = sorted(pod for pod, cpus in by_pod.items() if cpus & contested)
+    return Row(
+        "owners",
+        Verdict.PROBLEM,
+        f"the exclusive CPUs {contested} are in the cpusets of {len(pods)} pods: {listed(pods)}",
+        "start the agent; if it runs, look at `cpupool status` and at its log",
+    )

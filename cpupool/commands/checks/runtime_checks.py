@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from cpupool.commands.checks.findings import SILENT_S, Row, Verdict
+from cpupool.commands.checks.findings import Row, Verdict
+from cpupool.commands.checks.node_checks import SILENT_S
 from cpupool.core.cgroups import Writer
 from cpupool.core.cpu_manager import Misfit
 

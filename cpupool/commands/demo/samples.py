@@ -15,7 +15,7 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import PodRefused
 from cpupool.core.pools import PoolKind
 from cpupool.policies import built_in
-from cpupool.policies.pools import choice
+from cpupool.policies.pools import preferred_cpus
 from cpupool.simulate import workload
 from cpupool.simulate.node import SimulatedNode
 
@@ -162,7 +162,9 @@ class Samples:
 
     def _refusal(self, body: Body) -> str:
         """Return why the node does not serve a pod, while it has no other; empty if it does."""
-        node = SimulatedNode(self.machine, self.pools, choice.prefer, TopologyPolicy.BEST_EFFORT)
+        node = SimulatedNode(
+            self.machine, self.pools, preferred_cpus.prefer, TopologyPolicy.BEST_EFFORT
+        )
         try:
             admitted = node.admit(workload.arrival_of(body, self.names).pod, 0)
         except PodRefused as error:

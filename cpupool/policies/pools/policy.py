@@ -12,9 +12,9 @@ from cpupool.core import devices, withheld
 from cpupool.core.assignments import Cause, CPUAssignment, Placement
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.names import ENABLE_SHARED_CPUS, KUBELET_CPUS
-from cpupool.core.pools import MILLI_PER_CPU, Pool, PoolKind
-from cpupool.core.quota import Limit
-from cpupool.policies.pools import choice
+from cpupool.core.pools import Pool, PoolKind
+from cpupool.policies import cpu_limit
+from cpupool.policies.pools import preferred_cpus
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,7 +37,7 @@ class PoolsPolicy:
             NotEnoughCPUs: there are fewer.
             SMTAlignmentError: the pool promises whole cores, and there are too few.
         """
-        return choice.prefer(
+        return preferred_cpus.prefer(
             view.pools.behind(ask.resource) or Pool.named(ask.resource, ""),
             view.topology,
             ask.available,
@@ -82,28 +82,8 @@ class PoolsPolicy:
             offline=exclusive - online,
             stale=stays,
             resources={resource: cpus & there for resource, cpus in resources.items()},
-            limit=_limit(demand, shared),
+            limit=cpu_limit.of_pools(demand.pod, demand.container, request, shared),
         )
-
-
-def _limit(demand: Demand, shared: CPUSet) -> Limit | None:
-    """Return the CPU time of a container that has what it requests; None to leave it alone.
-
-    A container with its own CPUs of an exclusive pool has no limit: its cpuset limits it already,
-    and a quota of as many CPUs could only throttle it. Where the kubelet gives the own CPUs, the
-    limit is the kubelet's plus the shared CPUs (openshift/enhancements,
-    node-tuning/mixed-cpu-node-plugin.md).
-    """
-    own_milli = demand.container.limit_milli
-    if KUBELET_CPUS in demand.request.amounts:
-        if own_milli is None:
-            return None
-        shared_milli = len(shared) * MILLI_PER_CPU
-        return Limit(own_milli + shared_milli, or_unlimited=True, own_milli=own_milli)
-    if demand.request.exclusive:
-        return Limit(None)
-    limits = (sum(demand.request.amounts.values()), own_milli, demand.pod.limit_milli)
-    return Limit(min(limit for limit in limits if limit is not None), own_milli=own_milli)
 
 
 def _contested(view: NodeView, pod: Pod, resource: Resource, cpus: CPUSet) -> CPUAssignment:

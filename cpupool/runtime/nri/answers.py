@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Final
 
 from cpupool.core import environment
 from cpupool.core.assignments import CPUAssignment, Placement
+from cpupool.core.bandwidth import PERIOD_US, UNLIMITED_US, Bandwidth
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import CPUPoolError
 from cpupool.core.properties import NO_PROPERTIES
-from cpupool.core.quota import PERIOD_US, UNLIMITED_US, Bandwidth
 from cpupool.core.workloads import ContainerRef
 from cpupool.enforce import notices
 from cpupool.runtime.nri.holding import MissingFacts

@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Self
 
 from cpupool.core.assignments import Cause, Placement
+from cpupool.core.bandwidth import Limit
 from cpupool.core.cpu_manager import STATIC, CPUManager
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.orchestration import NodeRules, Orchestration, QoS, Reservation, SystemCPUs
 from cpupool.core.pools import NodePools
-from cpupool.core.quota import Limit
 from cpupool.core.workloads import Container, ContainerID, Pod, PodUID, QoSClass
 from cpupool.manager.manager import Manager
 from cpupool.policies.koordinator import pod_annotations

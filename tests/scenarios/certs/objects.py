@@ -19,10 +19,10 @@ from cryptography.x509.verification import PolicyBuilder, Store
 
 from cpupool import cli
 from cpupool.kube.client import APIServer
+from cpupool.webhook.certificate_keeper import CertificateKeeper
 from cpupool.webhook.certificate_maker import CertificateMaker
-from cpupool.webhook.certificates import CertificateKeeper
-from cpupool.webhook.https import certificates
-from cpupool.webhook.https.certificates import SecretContents
+from cpupool.webhook.https import certificate_renewal
+from cpupool.webhook.https.certificate_renewal import SecretContents
 from cpupool.webhook.objects import Installed
 from tests.waiting import DEADLINE_S
 
@@ -40,7 +40,7 @@ SECRET = "/api/v1/namespaces/cpupool/secrets/cpupool-webhook-tls"
 CONFIGURATION = (
     "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/cpupool-webhook"
 )
-NAMES = certificates.service_names("cpupool-webhook", "cpupool")
+NAMES = certificate_renewal.service_names("cpupool-webhook", "cpupool")
 NOW = datetime(2026, 11, 21, 8, 0, 0, tzinfo=UTC)
 DAY = timedelta(days=1)
 
@@ -79,11 +79,11 @@ def aged(days: int) -> SecretContents:
     """Give the contents when nothing is looked at for the last month of these days."""
     contents = SecretContents()
     for day in range(0, days - 29, 30):
-        contents = certificates.without_expired(contents, NOW + day * DAY)
-        if certificates.ca_due(contents, NAMES, NOW + day * DAY):
-            contents = certificates.with_ca(contents, NOW + day * DAY)
-        if certificates.serving_due(contents, NAMES, NOW + day * DAY):
-            contents = certificates.with_serving(contents, NAMES, NOW + day * DAY)
+        contents = certificate_renewal.without_expired(contents, NOW + day * DAY)
+        if certificate_renewal.ca_due(contents, NAMES, NOW + day * DAY):
+            contents = certificate_renewal.with_ca(contents, NOW + day * DAY)
+        if certificate_renewal.serving_due(contents, NAMES, NOW + day * DAY):
+            contents = certificate_renewal.with_serving(contents, NAMES, NOW + day * DAY)
     return contents
 
 

@@ -11,7 +11,7 @@ from cpupool import cli
 from cpupool.commands import certs
 from cpupool.kube.client import APIServer
 from cpupool.webhook.certificate_maker import CertificateMaker
-from cpupool.webhook.https import certificates
+from cpupool.webhook.https import certificate_renewal
 from cpupool.webhook.objects import NotInstalled
 from tests.kubeconfigs import login
 from tests.scenarios.certs.objects import (
@@ -42,7 +42,7 @@ def test_the_command_says_what_it_made_and_until_when_it_will_do(server: FakeAPI
         "bundle published: the configuration had another one",
         "serving certificate made: there is none",
     ]
-    contents = certificates.read(decoded(server.kept(SECRET)))
+    contents = certificate_renewal.read(decoded(server.kept(SECRET)))
     terms = contents.terms()
     assert lines[3:] == [
         f"{name}: good until {terms[name].until:%Y-%m-%d},"

@@ -11,8 +11,8 @@ import yaml
 
 from cpupool.kube.client import APIError, APIServer
 from cpupool.webhook.certificate_maker import TRIES, CertificateMaker
-from cpupool.webhook.https import certificates
-from cpupool.webhook.https.certificates import SecretContents
+from cpupool.webhook.https import certificate_renewal
+from cpupool.webhook.https.certificate_renewal import SecretContents
 from tests.scenarios.certs.objects import (
     CONFIGURATION,
     DAY,
@@ -108,7 +108,7 @@ def test_a_secret_that_is_emptied_costs_no_trust(server: FakeAPIServer) -> None:
     server.keep(SECRET, {"kind": "Secret"})
     maker(server).look()
     check_history(server, start, NOW)
-    assert certificates.read(decoded(server.kept(SECRET))).trusted[1:] == start.trusted
+    assert certificate_renewal.read(decoded(server.kept(SECRET))).trusted[1:] == start.trusted
 
 
 def test_after_the_documented_steps_no_api_server_trusts_the_leaked_ca(
@@ -127,7 +127,7 @@ def test_after_the_documented_steps_no_api_server_trusts_the_leaked_ca(
 
     maker(server).look()
 
-    trusted = certificates.read(decoded(server.kept(SECRET))).trusted
+    trusted = certificate_renewal.read(decoded(server.kept(SECRET))).trusted
     assert len(trusted) == 1
     assert trusted != start.trusted
     assert bundles(server.kept(CONFIGURATION)) == [decoded(server.kept(SECRET))["ca.crt"]] * 2

@@ -12,7 +12,7 @@ import pytest
 
 from cpupool.kube.client import APIServer
 from cpupool.webhook.certificate_maker import CertificateMaker
-from cpupool.webhook.https.certificates import SecretContents
+from cpupool.webhook.https.certificate_renewal import SecretContents
 from tests.scenarios.certs.objects import (
     CONFIGURATION,
     DAY,

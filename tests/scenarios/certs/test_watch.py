@@ -16,9 +16,9 @@ import pytest
 from cpupool import cli
 from cpupool.commands import certs
 from cpupool.kube.client import APIServer
-from cpupool.webhook import certificates as roles
-from cpupool.webhook.certificates import CertificateKeeper
-from cpupool.webhook.https.certificates import SecretContents
+from cpupool.webhook import certificate_keeper
+from cpupool.webhook.certificate_keeper import CertificateKeeper
+from cpupool.webhook.https.certificate_renewal import SecretContents
 from tests.certificates import uses_library
 from tests.loops import running_all
 from tests.processes import Process
@@ -97,7 +97,7 @@ def test_another_configuration_is_filled_as_soon_as_it_is_there(
     server: FakeAPIServer, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     # So that no look happens but for the watch.
-    monkeypatch.setattr(roles, "COMPARE_S", 1000 * DEADLINE_S)
+    monkeypatch.setattr(certificate_keeper, "COMPARE_S", 1000 * DEADLINE_S)
     applied = server.kept(CONFIGURATION)
     with running_all(keeper(server)):
         eventually(lambda: filled(server) and server.watching(WATCHED), "the first one is filled")
@@ -113,7 +113,7 @@ def test_another_configuration_is_filled_as_soon_as_it_is_there(
 def test_without_the_right_to_watch_it_looks_every_minute_and_says_so_once(
     server: FakeAPIServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(roles, "COMPARE_S", 0.01)
+    monkeypatch.setattr(certificate_keeper, "COMPARE_S", 0.01)
     server.forbidden = {("list", WATCHED), ("watch", WATCHED)}
     applied = server.kept(CONFIGURATION)
     with caplog.at_level(logging.WARNING, "cpupool"), running_all(keeper(server)):
@@ -189,7 +189,7 @@ def test_what_is_the_same_is_looked_at_once_an_hour(server: FakeAPIServer) -> No
     looks = Looks(server)
     # The first one makes all, the second one finds it to be good.
     assert looks.in_turns(9) == 2
-    looks.now_s += roles.LOOK_S - 1
+    looks.now_s += certificate_keeper.LOOK_S - 1
     assert looks.in_turns(9) == 0
     looks.now_s += 1
     assert looks.in_turns(9) == 1

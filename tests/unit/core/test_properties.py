@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from cpupool.core.bandwidth import Bandwidth
 from cpupool.core.properties import (
     NO_PROPERTIES,
     BadProperty,
@@ -12,7 +13,6 @@ from cpupool.core.properties import (
     Properties,
     property_named,
 )
-from cpupool.core.quota import Bandwidth
 
 
 def test_texts_become_values() -> None:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from cpupool.core.bandwidth import Bandwidth, Limit
 from cpupool.core.cgroups import FoundContainer
 from cpupool.core.pools import NodePools, Pool
 from cpupool.core.properties import Properties
-from cpupool.core.quota import Bandwidth, Limit
 from cpupool.enforce.properties import PropertiesGoal
 from cpupool.enforce.repair import Keeper
 from cpupool.enforce.writer_choice import Writers

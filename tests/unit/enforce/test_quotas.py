@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from cpupool.core.bandwidth import Bandwidth
 from cpupool.core.cgroups import POD_ITSELF, FoundContainer
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import ContainerNotFound
 from cpupool.core.pools import NodePools, Pool
-from cpupool.core.quota import Bandwidth
 from cpupool.host.cgroupfs import CgroupVersion
 from tests import builders
 from tests.runtimes import reported

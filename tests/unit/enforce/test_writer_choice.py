@@ -6,6 +6,7 @@ from itertools import product
 
 import pytest
 
+from cpupool.core.bandwidth import Bandwidth
 from cpupool.core.cgroups import POD_ITSELF, Writer
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import (
@@ -17,7 +18,6 @@ from cpupool.core.errors import (
     RuntimeRefused,
     RuntimeUnreachable,
 )
-from cpupool.core.quota import Bandwidth
 from cpupool.core.workloads import ContainerID, RuntimeContainer
 from cpupool.enforce.apply import bring
 from cpupool.enforce.plan import Write

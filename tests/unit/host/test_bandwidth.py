@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from cpupool.core.bandwidth import Bandwidth
 from cpupool.core.errors import CgroupNotFound, CgroupWriteRejected, HostFileError
-from cpupool.core.quota import Bandwidth
 from cpupool.host.bandwidth import CFSBandwidth
 
 if TYPE_CHECKING:

@@ -4,9 +4,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from cpupool.core.bandwidth import Bandwidth
 from cpupool.core.errors import CgroupNotFound, CgroupWriteRejected, HostFileError
 from cpupool.core.properties import Properties
-from cpupool.core.quota import Bandwidth
 from cpupool.host.cgroupfs import CgroupVersion
 from tests.property_folders import GIB, MAIN, NO_LIMIT_V1, PropertyFolder
 

@@ -8,11 +8,11 @@ import pytest
 
 from cpupool.core import environment
 from cpupool.core.assignments import Cause, CPUAssignment, Placement
+from cpupool.core.bandwidth import Limit
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.devices import AllocatedDevices
 from cpupool.core.names import ENABLE_SHARED_CPUS, KUBELET_CPUS, Names
 from cpupool.core.pools import MixedCPUs, NodePools, Pool
-from cpupool.core.quota import Limit
 from cpupool.core.workloads import (
     Container,
     ContainerID,

@@ -9,10 +9,10 @@ import pytest
 
 from cpupool.core import environment
 from cpupool.core.assignments import Cause, CPUAssignment, Placement
+from cpupool.core.bandwidth import Limit
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.names import Names
 from cpupool.core.pools import NodePools, Pool
-from cpupool.core.quota import Limit
 from cpupool.core.workloads import ContainerID, ContainerRef
 from cpupool.manager import offers
 from cpupool.manager.manager import Manager

@@ -4,7 +4,8 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.grants import Grant, Grants, PodOwner, Source
 from cpupool.core.names import POLICY_CPUS
 from cpupool.core.pools import NodePools, Pool
-from cpupool.policies.view import NodeView, barred
+from cpupool.policies.barred import barred
+from cpupool.policies.view import NodeView
 from tests.machines import Machine
 
 SMT = Machine(cores=4, threads=2).topology()

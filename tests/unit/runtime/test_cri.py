@@ -8,6 +8,7 @@ import grpc
 import pytest
 
 from cpupool.api.cri_pb2 import CONTAINER_EXITED, LinuxContainerResources
+from cpupool.core.bandwidth import Bandwidth
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import (
     ContainerNotFound,
@@ -17,7 +18,6 @@ from cpupool.core.errors import (
 )
 from cpupool.core.names import Names
 from cpupool.core.properties import Properties
-from cpupool.core.quota import Bandwidth
 from cpupool.core.workloads import ContainerID, RuntimeContainer
 from cpupool.runtime.cri import CRI
 from tests import builders

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from cpupool.core.bandwidth import Bandwidth
 from cpupool.core.cgroups import Writer
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import RuntimeBusy, RuntimeRefused
-from cpupool.core.quota import Bandwidth
 from cpupool.core.workloads import ContainerID
 from cpupool.enforce.writer_choice import Writers
 from cpupool.host.cgroupfs import CgroupVersion

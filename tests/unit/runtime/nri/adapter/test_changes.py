@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from cpupool.core.bandwidth import Bandwidth
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import ContainerNotFound, RuntimeBusy, RuntimeRefused, RuntimeSilent
 from cpupool.core.properties import Properties
-from cpupool.core.quota import Bandwidth
 from cpupool.core.workloads import ContainerID
 from tests.nri_agents import OWNER, PLAIN, Agent, cpu_of, of
 from tests.nri_runtime import FakeRuntime, Plugin

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from cpupool.core.bandwidth import Bandwidth
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import RuntimeAwaitsAnswer, RuntimeBusy
 from cpupool.core.names import Names
 from cpupool.core.properties import Properties
-from cpupool.core.quota import Bandwidth
 from cpupool.core.workloads import ContainerID
 from cpupool.enforce.writer_choice import Writers
 from cpupool.runtime.cri import CRI

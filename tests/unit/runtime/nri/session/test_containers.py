@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 
 from cpupool.api import nri_pb2
+from cpupool.core.bandwidth import Bandwidth
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.names import Names
 from cpupool.core.properties import Properties
-from cpupool.core.quota import Bandwidth
 from cpupool.core.workloads import ContainerID, RuntimeContainer
 from cpupool.runtime.nri.messages import (
     Adjustment,

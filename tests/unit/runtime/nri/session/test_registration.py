@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cpupool.api import nri_pb2
+from cpupool.core.bandwidth import Bandwidth
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import RemoteProtocolError
 from cpupool.core.properties import Properties
-from cpupool.core.quota import Bandwidth
 from cpupool.core.workloads import ContainerID
 from cpupool.runtime.nri.messages import Configured, Registered, Synchronize, Update
 from tests.nri_pods import Container

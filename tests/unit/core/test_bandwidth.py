@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from cpupool.core.quota import PERIOD_US, UNLIMITED_US, Bandwidth, Limit, settle_pod
+from cpupool.core.bandwidth import PERIOD_US, UNLIMITED_US, Bandwidth, Limit, settle_pod
 
 NONE = Bandwidth()
 LEAST_US = 1_000

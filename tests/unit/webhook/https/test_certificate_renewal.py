@@ -12,8 +12,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from cpupool.webhook.https import certificates
-from cpupool.webhook.https.certificates import SecretContents
+from cpupool.webhook.https import certificate_renewal
+from cpupool.webhook.https.certificate_renewal import SecretContents
 from tests.certificates import (
     CA,
     DAY,
@@ -87,8 +87,11 @@ def test_a_ca_leaves_the_bundle_when_it_has_expired() -> None:
     ends = NOW + DAY
     short = certificate(P256, ends=ends, constraints=CA)
     contents = SecretContents(trusted=(*kept(SecretContents(), NOW).trusted, short))
-    assert certificates.without_expired(contents, ends) == contents
-    assert certificates.without_expired(contents, ends + DAY / 2).trusted == contents.trusted[:1]
+    assert certificate_renewal.without_expired(contents, ends) == contents
+    assert (
+        certificate_renewal.without_expired(contents, ends + DAY / 2).trusted
+        == contents.trusted[:1]
+    )
 
 
 def test_nothing_is_due_soon_after_or_a_little_before() -> None:
@@ -99,8 +102,8 @@ def test_nothing_is_due_soon_after_or_a_little_before() -> None:
 
 def test_what_is_written_is_read_again() -> None:
     contents = kept(SecretContents(), NOW)
-    assert certificates.read(data(contents)) == contents
-    assert certificates.read({}) == SecretContents()
+    assert certificate_renewal.read(data(contents)) == contents
+    assert certificate_renewal.read({}) == SecretContents()
 
 
 def test_the_terms_are_those_of_the_certificates() -> None:
@@ -176,23 +179,27 @@ def test_a_serving_certificate_signs_nothing_and_serves_only() -> None:
     ],
 )
 def test_a_serving_certificate_is_due(changed: dict[str, bytes], now: datetime, why: str) -> None:
-    contents = certificates.read({**GOOD, **changed})
-    assert certificates.serving_due(contents, NAMES, now) == why
+    contents = certificate_renewal.read({**GOOD, **changed})
+    assert certificate_renewal.serving_due(contents, NAMES, now) == why
 
 
 def test_a_serving_certificate_for_other_names_is_replaced_at_once() -> None:
     contents = kept(SecretContents(), NOW)
-    for names in (certificates.service_names("other", "cpupool"), NAMES[:2], (*NAMES, "more")):
-        assert certificates.serving_due(contents, names, NOW) == "it is for other names"
+    for names in (
+        certificate_renewal.service_names("other", "cpupool"),
+        NAMES[:2],
+        (*NAMES, "more"),
+    ):
+        assert certificate_renewal.serving_due(contents, names, NOW) == "it is for other names"
         replaced = kept(contents, NOW, names)
         assert replaced.trusted == contents.trusted
-        assert certificates.serving_due(replaced, names, NOW) == ""
+        assert certificate_renewal.serving_due(replaced, names, NOW) == ""
 
 
 def test_the_longest_names_that_kubernetes_allows_fit() -> None:
-    names = certificates.service_names("s" * 63, "n" * 63)
+    names = certificate_renewal.service_names("s" * 63, "n" * 63)
     contents = kept(SecretContents(), NOW, names)
-    assert certificates.serving_due(contents, names, NOW) == ""
+    assert certificate_renewal.serving_due(contents, names, NOW) == ""
 
 
 @pytest.mark.parametrize(
@@ -208,9 +215,9 @@ def test_the_longest_names_that_kubernetes_allows_fit() -> None:
     ],
 )
 def test_a_ca_that_cannot_sign_for_the_webhook_is_replaced(odd: x509.Certificate) -> None:
-    contents = certificates.read({"ca.crt": pem_of(odd), "ca.key": pem(P256)})
+    contents = certificate_renewal.read({"ca.crt": pem_of(odd), "ca.key": pem(P256)})
     assert contents.problems == ()
-    assert certificates.ca_due(contents, NAMES, NOW)
+    assert certificate_renewal.ca_due(contents, NAMES, NOW)
     done = kept(contents, NOW)
     assert done.trusted[0] != odd
     verify(done.serving, done.bundle, NOW)
@@ -218,14 +225,14 @@ def test_a_ca_that_cannot_sign_for_the_webhook_is_replaced(odd: x509.Certificate
 
 def test_somebody_elses_ca_that_can_sign_is_kept() -> None:
     theirs = certificate(P256, constraints=CA)
-    contents = kept(certificates.read({"ca.crt": pem_of(theirs), "ca.key": pem(P256)}), NOW)
+    contents = kept(certificate_renewal.read({"ca.crt": pem_of(theirs), "ca.key": pem(P256)}), NOW)
     assert contents.trusted == (theirs,)
     verify(contents.serving, pem_of(theirs), NOW)
 
 
 def test_nothing_outlives_its_ca() -> None:
     theirs = certificate(P256, ends=NOW + 10 * DAY, begins=NOW - DAY, constraints=CA)
-    contents = kept(certificates.read({"ca.crt": pem_of(theirs), "ca.key": pem(P256)}), NOW)
+    contents = kept(certificate_renewal.read({"ca.crt": pem_of(theirs), "ca.key": pem(P256)}), NOW)
     assert contents.terms()["serving"].until == NOW + 10 * DAY
 
 
@@ -258,10 +265,10 @@ CURVE = ec.generate_private_key(ec.SECP224R1())
     ],
 )
 def test_what_is_damaged_is_reported_and_made_anew(changed: dict[str, bytes], problem: str) -> None:
-    contents = certificates.read({**GOOD, **changed})
+    contents = certificate_renewal.read({**GOOD, **changed})
     assert bool(contents.problems) == bool(problem)
     assert not problem or re.search(re.escape(problem), "; ".join(contents.problems))
-    done = certificates.read(data(kept(contents, NOW)))
+    done = certificate_renewal.read(data(kept(contents, NOW)))
     assert done.problems == ()
     assert kept(done, NOW) == done
     verify(done.serving, done.bundle, NOW)
@@ -269,38 +276,40 @@ def test_what_is_damaged_is_reported_and_made_anew(changed: dict[str, bytes], pr
 
 def test_what_is_good_survives_damage_beside_it() -> None:
     damaged = b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
-    contents = certificates.read({**GOOD, "ca.crt": b"# ours\n" + damaged + GOOD["ca.crt"] * 2})
-    good = certificates.read(GOOD)
+    contents = certificate_renewal.read(
+        {**GOOD, "ca.crt": b"# ours\n" + damaged + GOOD["ca.crt"] * 2}
+    )
+    good = certificate_renewal.read(GOOD)
     assert (contents.trusted, contents.signer, contents.serving) == (
         good.trusted,
         good.signer,
         good.serving,
     )
-    without_key = kept(certificates.read({**GOOD, "ca.key": b""}), NOW)
+    without_key = kept(certificate_renewal.read({**GOOD, "ca.key": b""}), NOW)
     assert without_key.trusted[1:] == good.trusted
     assert without_key.serving == good.serving
 
 
 def test_where_the_bundle_is_lost_the_one_in_use_is_trusted_on() -> None:
-    good = certificates.read(GOOD)
+    good = certificate_renewal.read(GOOD)
     leaf = GOOD["tls.crt"]
-    contents = kept(certificates.read({}, leaf + b"rubbish" + GOOD["ca.crt"]), NOW)
+    contents = kept(certificate_renewal.read({}, leaf + b"rubbish" + GOOD["ca.crt"]), NOW)
     assert contents.trusted[1:] == good.trusted
     verify(good.serving, contents.bundle, NOW)
-    assert certificates.read(GOOD, OTHER["ca.crt"]).trusted == good.trusted
+    assert certificate_renewal.read(GOOD, OTHER["ca.crt"]).trusted == good.trusted
 
 
 def test_a_secret_that_is_emptied_again_and_again_does_not_grow() -> None:
     contents = kept(SecretContents(), NOW)
-    for _ in range(2 * certificates.MOST_TRUSTED):
-        before, contents = contents, kept(certificates.read({}, contents.bundle), NOW)
+    for _ in range(2 * certificate_renewal.MOST_TRUSTED):
+        before, contents = contents, kept(certificate_renewal.read({}, contents.bundle), NOW)
         verify(before.serving, contents.bundle, NOW)
         verify(contents.serving, contents.bundle, NOW)
-    assert len(contents.trusted) == certificates.MOST_TRUSTED
+    assert len(contents.trusted) == certificate_renewal.MOST_TRUSTED
 
 
 def test_keys_are_not_shown() -> None:
-    contents = certificates.read({**GOOD, "tls.crt": b"x"})
-    assert "PRIVATE" not in repr(certificates.read(GOOD)) + repr(contents.problems)
+    contents = certificate_renewal.read({**GOOD, "tls.crt": b"x"})
+    assert "PRIVATE" not in repr(certificate_renewal.read(GOOD)) + repr(contents.problems)
     with pytest.raises(ValueError, match="a CA must be made first"):
-        certificates.with_serving(SecretContents(), NAMES, NOW)
+        certificate_renewal.with_serving(SecretContents(), NAMES, NOW)

@@ -9,7 +9,7 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import NotEnoughCPUs, SMTAlignmentError
 from cpupool.core.pool_policy import CPUBindPolicy, ExclusivePolicy, NUMAPolicy, PoolPolicy
 from cpupool.core.pools import Pool
-from cpupool.policies.pools.choice import prefer
+from cpupool.policies.pools.preferred_cpus import prefer
 from tests.machines import MACHINES
 
 if TYPE_CHECKING:

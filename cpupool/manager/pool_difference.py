@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class PoolChange:
+class PoolDifference:
     """The changes of a new configuration.
 
     Attributes:
@@ -33,7 +33,7 @@ class PoolChange:
     @classmethod
     def between(
         cls, earlier: NodePools, later: NodePools, problems: tuple[Problem, ...]
-    ) -> PoolChange:
+    ) -> PoolDifference:
         """Compare two configurations; OpenShift's resource is a pool like the others here."""
         before, after = (
             {

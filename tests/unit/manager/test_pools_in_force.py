@@ -9,7 +9,7 @@ from cpupool.core.cpu_manager import CPUManager, StaticOptions
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import ConfigError, errors_in
 from cpupool.core.pools import NodePools, Pool
-from cpupool.manager.fitting import in_force, of_edit, of_restart
+from cpupool.manager.pools_in_force import in_force, of_edit, of_restart
 from cpupool.policies.none.policy import NonePolicy
 from tests.machines import Machine
 
