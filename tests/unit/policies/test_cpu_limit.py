@@ -1,4 +1,4 @@
-"""The CPU time of a container; `tests/unit/manager/test_mixed_cpus.py` has it through the manager."""
+"""The CPU time of a container; through the manager in `tests/unit/manager/test_mixed_cpus.py`."""
 
 from __future__ import annotations
 
