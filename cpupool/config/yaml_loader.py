@@ -1,9 +1,10 @@
-"""YAML by libyaml's parser, ten times as fast as PyYAML's own, for texts that both read alike.
+"""Reads YAML with libyaml's parser, which is ten times as fast as PyYAML's own.
 
-PyYAML's parser decides: it gives each error, and reads what libyaml reads otherwise. That is a text
-with a tab or a byte order mark, a value that is left out at the very end or within brackets, and a
-question mark within a plain scalar there. Composer and constructors are PyYAML's in any case, so
-that a subclass can refuse aliases and deep nesting.
+PyYAML's parser decides what a text means. This module uses it in two cases: to describe an error,
+and for a text that libyaml reads in another way. Such a text has a tab or a byte order mark, an
+empty value at its very end or within brackets, or a plain scalar within brackets with a question
+mark. The composer and the constructors are always PyYAML's, so a subclass can refuse aliases and
+deep nesting.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Devices: the form in which the agent offers a pool's CPUs to the kubelet.
+"""Devices: the form in which the agent offers the CPUs of a pool to the kubelet.
 
-An exclusive pool offers each listed CPU under its own id with its NUMA node; a shared pool offers
-the ids 0 to 1000·n-1, one per milli-CPU. Both are CPU-Pooler's ids: the kubelet's checkpoint of
-pods that already run holds them. A pool of units offers the ids 0 to units-1, one per container.
+An exclusive pool offers one device for each listed CPU: its id is the CPU's, and it has the CPU's
+NUMA node. A shared pool of n CPUs offers the ids 0 to 1000·n-1, one for each milli-CPU. Both are
+the ids of CPU-Pooler, because the kubelet's checkpoint has them for pods that run already. A pool
+of units offers the ids 0 to units-1, one for each container.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Keeps plugins registered with the kubelet that runs now, across restarts of either.
+"""Keeps plugins registered with the kubelet that runs now, also when kubelet or agent restarts.
 
-Level-triggered: each look compares what should be (the socket of a plugin in place, the plugin
-registered and watched) with what is, and mends the difference. So a kubelet that restarts (it wipes
-every socket first), a socket that is deleted, a stream that breaks and a kubelet that is not
-ready are all the same case.
+Each look compares the actual state with the wanted state, and repairs the difference. In the wanted
+state the plugin's socket is in place, and the kubelet has registered the plugin and watches it. So
+four faults need only one repair: the kubelet restarts and removes every socket, somebody deletes a
+socket, a stream breaks, or the kubelet is not ready.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """A small kubelet: the device manager and the podresources service.
 
-It speaks the real protocols over real sockets and decides as the kubelet does, so the production
-roles run with it unchanged. Unlike the kubelet it ignores extended resources without a plugin,
-keeps a lost plugin's devices for ever, and does not limit the rate of podresources calls.
+This kubelet speaks the real protocols over real sockets, and decides as the real kubelet does. So
+the roles of the agent run with it unchanged. It differs from the real kubelet in three points: it
+ignores extended resources without a plugin, it keeps the devices of a lost plugin for ever, and it
+does not limit the rate of podresources calls.
 
 Sources: kubernetes pkg/kubelet/cm/devicemanager (manager.go, pod_devices.go) and
 pkg/kubelet/apis/podresources/server_v1.go.

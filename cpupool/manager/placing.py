@@ -1,17 +1,19 @@
-"""The placement of a container, from one value that holds everything on which it can depend.
+"""Places a container: says on which CPUs it must run, from one value with all facts that count.
 
-`Inputs` is that value. It has the facts and decisions in three parts, and a placement reads as few
-of them as it needs (`Reads`):
+`Inputs` is this value. It has three parts, and a placement reads only the parts that it needs
+(`Reads`):
 
-* The facts about single pods, as their devices and grants (`OfPods`): a placement reads its own
-  pod's part (`_Own`), and never that of another pod.
-* The facts about the node, the same for all pods (`Node`, and the view without pods). A container
-  that owns its CPUs does not read the shared sets, which change with each owner that starts.
-* The policies' whole view: only a container that is confined, whose reason may name other pods.
+* Facts about single pods, for example their devices and grants (`OfPods`). A placement reads the
+  part of its own pod (`_Own`), and never that of another pod.
+* Facts about the node, which are the same for all pods (`Node`, and the view without pods). A
+  container that owns its CPUs does not read the shared sets, because these change with each owner
+  that starts.
+* The whole view of the policies. Only the placement of a confined container reads it, because the
+  reason may name other pods.
 
-A placement follows from the parts that it has read. So it stays while these are equal
-(`Unchanged`). A further fact on which a placement depends becomes a field here, or it cannot be
-read. A further field of `NodeView` is the node's: every placement follows it.
+A placement stays as long as the parts that it has read stay equal (`Unchanged`). If a placement is
+to depend on a new fact, the fact becomes a field here. A new field of `NodeView` belongs to the
+node: every placement follows it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,13 @@
-"""Sizes pools by their load: the load measured in a period decides the sizes in the next one.
+"""Sizes pools by their load: the load of one period decides the sizes in the next period.
 
-For each pool: use and waiting → how many CPUs it needs → what there is, shared among the pools → a
-step towards that, quickly up and slowly down. `load_controller.py` and `pool_sizes.py` have the
-arithmetic of Katalyst. Different here: a pool does not shrink to a size at which its present load
-would make it grow again, so sizes do not oscillate; and a pool grows only by CPUs that are free, so
-another one's growth never takes CPUs faster than a pool shrinks by itself.
+For each pool this module computes from CPU use and waiting time how many CPUs the pool needs. It
+divides the available CPUs among the pools. Then each pool makes a step towards its part: a large
+step up, or a small step down. `load_controller.py` and `pool_sizes.py` have the arithmetic of
+Katalyst.
+
+Two rules are different from Katalyst. A pool does not shrink to a size at which its present load
+would make it grow again, so sizes do not oscillate. A pool grows only by free CPUs, so no pool
+loses CPUs to another faster than it shrinks by itself.
 """
 
 from __future__ import annotations

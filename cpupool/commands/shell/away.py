@@ -1,8 +1,8 @@
-"""The API server's facts about a node and its pods, for commands away from the node.
+"""The API server's facts about a node and its pods, for commands that do not run on the node.
 
-Only its node knows a container's CPUs. The API server has its request, the labels of its node, the
-pool files, and the agent's Events about the pod. With the right to use a node's proxy it also shows
-the kubelet's configuration.
+Only the node itself knows the CPUs of a container. The API server has the container's request, the
+node's labels, the pool files, and the agent's Events about the pod. A user who may use the node's
+proxy also gets the kubelet's configuration.
 """
 
 from __future__ import annotations

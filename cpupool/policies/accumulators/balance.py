@@ -1,15 +1,18 @@
-"""The shares of NUMA nodes in a request, so that the rest on the nodes is as even as possible.
+"""Splits a request among NUMA nodes so that the numbers of free CPUs stay as equal as possible.
 
 This is the arithmetic of KEP-2902 (sig-node, cpumanager-distribute-cpus-policy-option), as in
-takeByTopologyNUMADistributed of the kubelet's cpu_assignment.go: the fewest nodes that can share a
-request evenly share it, and the remainder goes group by group round some of them. The best choice
-leaves the lowest standard deviation of free CPUs.
+takeByTopologyNUMADistributed of the kubelet's cpu_assignment.go. The request goes to the fewest
+nodes that can share it equally. The remainder goes to some of these nodes, one group of CPUs after
+the other. The best split has the lowest standard deviation of free CPUs.
 
-Every choice leaves the same sum of free CPUs, so the lowest deviation is the lowest sum of squares.
-A node that gives c of its x free CPUs lowers the sum of squares by c * (2x - c), called the gain
-here. The kubelet tries every combination. Here two facts keep the search short: nodes with equally
-many free CPUs have the same gain, so the search tries only the first of them; and more free CPUs
-never gain less, so the search drops a combination when even its best completion cannot win.
+Every split leaves the same total of free CPUs. So the lowest deviation is the lowest sum of
+squares. A node that gives c of its x free CPUs lowers the sum of squares by c * (2x - c). This
+number is the gain of the node.
+
+The kubelet tries every combination of nodes. Two facts make the search here shorter. Nodes with
+equally many free CPUs have the same gain, so the search tries only the first of them. A node with
+more free CPUs never has a smaller gain, so the search stops with a combination when even its best
+completion cannot win.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The accept queue: connections that are accepted and have no slot yet, or have lost it.
+"""The accept queue: accepted connections that have no slot yet, or that have lost their slot.
 
 Theory of operation. A connection is in one of five states. Only the event loop's thread changes it:
 
@@ -9,21 +9,23 @@ Theory of operation. A connection is in one of five states. Only the event loop'
                                                                                        │
                                                                        closed ◄── evicted
 
-* Silent and readable connections are here. The others have a slot (`slots.py`), TLS and HTTP
-  (`server.py`). The next slot goes to the address with the fewest reading connections, and there to
-  the connection that is readable for longest.
-* A silent connection costs a file descriptor and no work: one epoll set watches all of them, and
-  the event loop watches that set. So thousands of them take no slot from those that send something.
-  After `silent_s` they are closed, by one timer, which runs only while there are some.
-* A connection that is evicted before it has sent a whole request goes to the tarpit: it stays open
-  and is not read any more, what it has sent is thrown away, and it counts as silent from then on. A
-  client that sees its connection closed would be back at once, take the turn of another, and cost
-  a handshake. The tarpit also takes readable connections above `most_readable`, because the kernel
-  holds what they have sent.
-* A connection that has sent a whole request does not come back here, but is closed: its client may
-  be an API server, and would wait for the answer to its next request in vain.
-* With `most` connections here, one is closed for each that comes: the one that is silent for
-  longest, and without any the readable one that waits for longest, of the address with the most.
+* The queue has the silent and the readable connections. The others have a slot (`slots.py`), TLS
+  and HTTP (`server.py`). The next slot goes to the address with the fewest reading connections. At
+  this address it goes to the connection that is readable for the longest time.
+* A silent connection costs a file descriptor and no work. One epoll set watches all of them, and
+  the event loop watches that set. So thousands of silent connections take no slot from clients that
+  send something. One timer closes them after `silent_s`. It runs only while there are some.
+* A connection goes to the tarpit when it is evicted before it has sent a whole request. There it
+  stays open, the server reads it no more and discards its bytes, and it counts as silent. A client
+  that sees a closed connection would connect again at once, take the turn of another client, and
+  cost a handshake.
+* Readable connections above `most_readable` go to the tarpit, too, because the kernel holds their
+  bytes in memory.
+* The server closes an evicted connection that has sent a whole request. Its client may be an API
+  server, which would wait in vain for the answer to its next request.
+* If the queue has `most` connections, each new one closes another one: the connection that is
+  silent for the longest time. If none is silent, it closes the connection that is readable for the
+  longest time, of the address with the most connections.
 """
 
 from __future__ import annotations
