@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import gc
 import importlib
 import io
 import os
@@ -164,7 +165,12 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
         if name == asked:
             # Only the command at hand is imported: `topology` needs no gRPC, the agent no drawing.
             module_name = _MODULES.get(name, name.replace("-", "_"))
-            module = importlib.import_module(f"cpupool.commands.{module_name}")
+            # Modules are no garbage: collections that go through them take a tenth of the start.
+            gc.disable()
+            try:
+                module = importlib.import_module(f"cpupool.commands.{module_name}")
+            finally:
+                gc.enable()
             module.add_parser(commands, summary)
         else:
             commands.add_parser(name, help=summary)
