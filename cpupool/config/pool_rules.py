@@ -106,10 +106,15 @@ def _each_alone(pools: NodePools) -> Iterator[Problem]:
         yield _problem(
             extra,
             extra.cpus,
-            f"{defaults[0].name} ({defaults[0].cpus}) is already the default pool, and any name"
-            f" without the prefix exclusive or shared is one ({extra.cpus})",
+            f"{defaults[0].name}{_listed(defaults[0])} is already the default pool, and any name"
+            f" without the prefix exclusive or shared is one{_listed(extra)}",
             "merge the two, or give this one a prefix",
         )
+
+
+def _listed(pool: Pool) -> str:
+    """Return a pool's CPUs in brackets; empty for a pool without CPUs."""
+    return f" ({pool.cpus})" if pool.cpus else ""
 
 
 def _contradictions(pool: Pool) -> Iterator[Problem]:

@@ -89,6 +89,15 @@ def test_pools_that_cannot_stand_together_are_reported_without_a_machine(
     assert said(pool_rules.validate(found, None)) == [expected]
 
 
+def test_a_second_default_pool_is_reported_beside_one_without_cpus() -> None:
+    _, second = said(pool_rules.validate(node(default="", system="1-2"), None))
+
+    assert second == (
+        "pools.system.cpus: default is already the default pool, and any name without the prefix"
+        " exclusive or shared is one (1-2); merge the two, or give this one a prefix"
+    )
+
+
 @pytest.mark.parametrize(
     ("found", "expected"),
     [
