@@ -51,7 +51,7 @@ def test_every_step_of_a_walk_names_a_place() -> None:
     assert len(steps) > 50
     without = [step for step in steps if not re.search(r"`[\w./]+/[\w./]+`", step)]
     # It leads to another walk.
-    assert without == ["From here it is a sweep, from its step 6.\n"]
+    assert without == ["The rest is a sweep, from its step 6.\n"]
 
 
 def test_every_place_of_a_table_is_there() -> None:
