@@ -211,11 +211,11 @@ class Configurator:
         if self._refused == tuple(problems):
             return
         self._refused = tuple(problems)
+        for problem in problems:
+            log.error("pool file", problem=problem)
         if self._in_force is None:
             self._fall_back()
         kept = self._kept()
-        for problem in problems:
-            log.error("pool file", problem=problem)
         log.error("pool configuration refused", problems=len(problems), so=kept)
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         self._events.node(

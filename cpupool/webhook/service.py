@@ -252,7 +252,10 @@ class Webhook:
         try:
             pair = certificate.read_bytes(), key.read_bytes()
         except FileNotFoundError as error:
-            pair = f"{error.filename}: there is none yet; wait for `cpupool certs` or cert-manager"
+            pair = (
+                f"{error.filename}: there is none yet; in a cluster wait for `cpupool certs` or"
+                " cert-manager, elsewhere give --tls-cert-file and --tls-private-key-file"
+            )
         except OSError as error:
             pair = f"{error.filename}: {error.strerror}; let this process read it"
         if pair == self._pair:

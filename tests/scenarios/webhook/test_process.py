@@ -192,7 +192,9 @@ def test_a_process_waits_for_its_certificate_and_ends_with_its_last_answer(
     tmp_path: Path,
 ) -> None:
     with started(Files(tmp_path)) as webhook, ExitStack() as stack:
-        assert "wait for `cpupool certs`" in webhook.await_line("certificate not taken")
+        waits = webhook.await_line("certificate not taken")
+        assert "wait for `cpupool certs`" in waits
+        assert "elsewhere give --tls-cert-file" in waits
         webhook.await_line("pools not known")
         with pytest.raises(OSError, match=r"EOF|reset"):
             webhook.ask(asking())

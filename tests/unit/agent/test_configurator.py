@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -418,6 +419,18 @@ class TestRestarts:
         assert world.reasons() == ["CPUPoolConfigInvalid"]
         assert world.changes == 1
         assert f"last good pools in force file={world.root.last_good_pools}" in caplog.text
+
+    def test_the_log_has_the_problems_before_what_follows_from_them(
+        self, world: World, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        world.role.look()
+        world.mount.show(worker=BAD)
+        world.restart()
+        caplog.clear()
+        world.role.look()
+
+        found = [re.split(r" \w+=", each.getMessage())[0] for each in caplog.records]
+        assert found == ["pool file", "last good pools in force", "pool configuration refused"]
 
     def test_last_good_pools_stay_where_their_policy_is_gone_with_its_package(
         self, world: World, monkeypatch: pytest.MonkeyPatch
