@@ -6,8 +6,8 @@ step up, or a small step down. `load_controller.py` and `pool_sizes.py` have the
 Katalyst.
 
 Two rules are different from Katalyst. A pool does not shrink to a size at which its present load
-would make it grow again, so sizes do not oscillate. A pool grows only by free CPUs, so no pool
-loses CPUs to another faster than it shrinks by itself.
+would make it grow again, so sizes do not oscillate. A pool gets only CPUs that
+are free, so a pool that grows never makes another pool shrink faster.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """HTTP/2 connections for gRPC, with bounds for the memory and the work that one peer can cause.
 
-grpclib and h2 bound the data of one stream. They have no bound for what they keep for each stream
-that a peer resets, for each frame without data, for each setting, and for each answer that a peer
-does not read. The bounds here hold for a connection, and with `Room` for all connections of a loop.
+grpclib and h2 bound the data of one stream. They also keep memory for each stream that a peer
+resets, for each frame without data, for each setting, and for each answer that a peer does not
+read. They have no bound for this memory. The bounds here hold for a connection, and with `Room` for
+all connections of a loop.
 
 Source: RFC 9113, section 10.5 (denial-of-service considerations); CVE-2023-44487 (rapid reset),
 CVE-2019-9512 to 9518 (floods of pings, settings, resets and empty frames).

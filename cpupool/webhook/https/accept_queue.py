@@ -9,12 +9,14 @@ Theory of operation. A connection is in one of five states. Only the event loop'
                                                                                        │
                                                                        closed ◄── evicted
 
-* The queue has the silent and the readable connections. The others have a slot (`slots.py`), TLS
-  and HTTP (`server.py`). The next slot goes to the address with the fewest reading connections. At
-  this address it goes to the connection that is readable for the longest time.
+* The queue has the silent and the readable connections. A connection in another state has a slot
+  (`slots.py`), TLS and HTTP (`server.py`). The next slot goes to the address with the fewest
+  reading connections. At this address it goes to the connection that is readable for the longest
+  time.
 * A silent connection costs a file descriptor and no work. One epoll set watches all of them, and
   the event loop watches that set. So thousands of silent connections take no slot from clients that
-  send something. One timer closes them after `silent_s`. It runs only while there are some.
+  send something. One timer closes them after `silent_s`. The timer runs only while a connection is
+  silent.
 * A connection goes to the tarpit when it is evicted before it has sent a whole request. There it
   stays open, the server reads it no more and discards its bytes, and it counts as silent. A client
   that sees a closed connection would connect again at once, take the turn of another client, and
@@ -23,9 +25,9 @@ Theory of operation. A connection is in one of five states. Only the event loop'
   bytes in memory.
 * The server closes an evicted connection that has sent a whole request. Its client may be an API
   server, which would wait in vain for the answer to its next request.
-* If the queue has `most` connections, each new one closes another one: the connection that is
-  silent for the longest time. If none is silent, it closes the connection that is readable for the
-  longest time, of the address with the most connections.
+* If the queue has `most` connections, the server closes one for each new one. It closes the
+  connection that is silent for the longest time. If no connection is silent, it takes the address
+  with the most connections, and closes the one that is readable for the longest time.
 """
 
 from __future__ import annotations
