@@ -230,6 +230,7 @@ def test_shared_cpus_are_added_to_those_of_our_own_static_policy(folder: Path, n
     with living(folder, machine, {}, nri=nri) as world, world.agent_here():
         world.mount.show(node=pools)
         await_units(world, 256)
+        eventually(lambda: world.node.plugged == nri, "the runtime asks the agent")
         world.node.run_pod(
             {"kind": "Pod", "metadata": {"name": "web"}, "spec": {"containers": [container]}}
         )
