@@ -8,8 +8,8 @@ stay, also over a restart of the agent, for which their text is kept.
 from __future__ import annotations
 
 import itertools
-import threading
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from cpupool.config import pool_selection, poolconfig
@@ -31,6 +31,7 @@ from cpupool.host.files import DirectoryWatch
 from cpupool.host.installed_policies import find_policy
 from cpupool.host.pool_files import LONGEST_FILE_BYTES, checked
 from cpupool.host.record_file import SET_ASIDE, put_away
+from cpupool.loops.step_loop import StepLoop
 from cpupool.manager.usage import usage
 from cpupool.telemetry import log as logs
 
@@ -79,7 +80,7 @@ class _View:
     online: CPUSet | None
 
 
-class Configurator:
+class Configurator(StepLoop):
     """The role that follows the pool files.
 
     Args:
@@ -104,6 +105,8 @@ class Configurator:
         telemetry: Telemetry,
         changed: Callable[[], None],
     ) -> None:
+        watch = DirectoryWatch(pool_files.folder, lambda _path: self.wake())
+        super().__init__(partial(telemetry.health.beat, NAME), [watch])
         self._manager = manager
         self._pool_files = pool_files
         self._last_good = last_good
@@ -116,25 +119,12 @@ class Configurator:
         self._seen: _View | None = None
         self._in_force: bytes | None = None
         self._refused: tuple[str, ...] = ()
-        self._wake = threading.Event()
 
-    def run(self, stop: threading.Event) -> None:
-        """Follow the files and the labels until `stop` is set."""
-        watch = DirectoryWatch(self._pool_files.folder, lambda _path: self.wake())
-        try:
-            while not stop.is_set():
-                self._health.beat(NAME)
-                watch.ensure()
-                with logs.operation("config"):
-                    self.look()
-                self._wake.wait(_CHECK_S)
-                self._wake.clear()
-        finally:
-            watch.stop()
-
-    def wake(self) -> None:
-        """Look now: labels or CPUs have changed, or `run` is to notice that it shall stop."""
-        self._wake.set()
+    def step(self) -> float:
+        """Look at the files and the labels; return the seconds to the next step."""
+        with logs.operation("config"):
+            self.look()
+        return _CHECK_S
 
     def look(self) -> None:
         """Put in force what is new; say what is refused, and keep the pools as they are."""

@@ -7,7 +7,6 @@ make it look sooner.
 
 from __future__ import annotations
 
-import threading
 from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -15,10 +14,12 @@ from typing import TYPE_CHECKING, Final
 from cpupool.host.files import DirectoryWatch
 from cpupool.kubelet.device_plugin import DevicePluginServer
 from cpupool.kubelet.registrar import Registrar
+from cpupool.loops.step_loop import StepLoop
 from cpupool.rpc.serving import ServingLoop
 from cpupool.telemetry import log as logs
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Callable
     from pathlib import Path
 
@@ -38,7 +39,7 @@ _LOOK_WITHOUT_EVENTS_S: Final = 2.0
 CONDITION: Final = "kubelet"
 
 
-class DeviceManager:
+class DeviceManager(StepLoop):
     """The role that is the kubelet's device plugin.
 
     Args:
@@ -65,6 +66,8 @@ class DeviceManager:
         ready: Callable[[], bool] = lambda: True,
         look_s: float = _LOOK_S,
     ) -> None:
+        self._watch = DirectoryWatch(root.device_plugins, self._changed)
+        super().__init__(partial(telemetry.health.beat, NAME), [self._watch])
         self._manager = manager
         self._folder = root.device_plugins
         self._kubelet_socket = root.kubelet_socket
@@ -80,30 +83,24 @@ class DeviceManager:
             registered=telemetry.metrics.registered,
         )
         self._loop = ServingLoop(self.wake)
-        self._wake = threading.Event()
 
     def run(self, stop: threading.Event) -> None:
         """Serve until `stop` is set, then end every stream and remove every socket."""
-        watch = DirectoryWatch(self._folder, self._changed)
         with self._loop, ExitStack() as ending:
             self._health.watch(self._loop.thread)
             try:
-                while not stop.is_set():
-                    watch.ensure()
-                    self._loop.check()
-                    self._look(stop)
-                    often_s = self._look_s if watch.watching else _LOOK_WITHOUT_EVENTS_S
-                    self._wake.wait(self._registrar.pause_s(min(often_s, self._look_s)))
-                    self._wake.clear()
+                super().run(stop)
             finally:
-                watch.stop()
                 # Each, also where the loop that serves them has ended.
                 for plugin in self._plugins.values():
                     ending.callback(plugin.stop)
 
-    def wake(self) -> None:
-        """Look now: the pools have changed, or `run` is to notice that it shall stop."""
-        self._wake.set()
+    def step(self) -> float:
+        """Serve the pools, and register them; return the seconds to the next step."""
+        self._loop.check()
+        self._look()
+        often_s = self._look_s if self._watch.watching else _LOOK_WITHOUT_EVENTS_S
+        return self._registrar.pause_s(min(often_s, self._look_s))
 
     def _changed(self, path: Path) -> None:
         # Other plugins' sockets and the checkpoint, which is replaced at every admission, are not
@@ -111,16 +108,15 @@ class DeviceManager:
         if path in {self._folder, self._kubelet_socket} or path.name.startswith("cpupool-"):
             self.wake()
 
-    def _look(self, stop: threading.Event) -> None:
-        self._health.beat(NAME)
+    def _look(self) -> None:
         self._follow_pools()
         self._registrar.follow()
         # Before the plugins, too: each may take as long as a kubelet that hangs.
         self._show_condition()
         for plugin in self._plugins.values():
             # A kubelet that hangs costs a timeout for each; a stop does not wait for them all.
-            if not stop.is_set() and self._registrar.attend(plugin):
-                self._health.beat(NAME)
+            if not self._stop.is_set() and self._registrar.attend(plugin):
+                self._beat()
         self._show_condition()
 
     def _show_condition(self) -> None:

@@ -5,11 +5,12 @@ It reads nothing while no set does. A measurement that fails changes nothing.
 
 from __future__ import annotations
 
-import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from cpupool.core.errors import CPUPoolError
+from cpupool.loops.step_loop import StepLoop
 from cpupool.telemetry import log as logs
 from cpupool.telemetry.failures import Failures
 
@@ -28,7 +29,7 @@ _PERIOD_S: Final = 1.0
 _IDLE_S: Final = 60.0
 
 
-class LoadWatcher:
+class LoadWatcher(StepLoop):
     """The role that measures the load. One thread runs it; any thread may call `wake`.
 
     Args:
@@ -50,27 +51,15 @@ class LoadWatcher:
         period_s: float = _PERIOD_S,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
+        super().__init__(partial(health.beat, NAME))
         self._manager = manager
         self._read = read
-        self._health = health
         self._changed = changed
         self._period_s = period_s
         self._now_s = now_s
         self._last: tuple[float, CPUTime] | None = None
         self._due_s = 0.0
         self._failures = Failures()
-        self._wake = threading.Event()
-
-    def wake(self) -> None:
-        """Look now: the pools are others, or `run` is to notice that it shall stop."""
-        self._wake.set()
-
-    def run(self, stop: threading.Event) -> None:
-        """Measure until `stop` is set; `wake` after setting it returns at once."""
-        while not stop.is_set():
-            self._health.beat(NAME)
-            self._wake.wait(self.step())
-            self._wake.clear()
 
     def step(self) -> float:
         """Measure the load once in a period; return the seconds to the next step."""

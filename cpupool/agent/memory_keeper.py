@@ -10,12 +10,14 @@ from __future__ import annotations
 import math
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from cpupool.core.errors import CPUPoolError
 from cpupool.enforce.memory import MemoryGoal
 from cpupool.enforce.notices import Notices
 from cpupool.enforce.repair import Keeper, Postponed
+from cpupool.loops.step_loop import StepLoop
 from cpupool.loops.threads import OwnedThread
 from cpupool.telemetry import log as logs
 
@@ -39,7 +41,7 @@ _LONG_S: Final = 30.0
 """A write that takes longer is worth a line in the log."""
 
 
-class MemoryKeeper:
+class MemoryKeeper(StepLoop):
     """The role that keeps memory nodes. One thread runs it; any thread may call `wake`.
 
     Args:
@@ -62,18 +64,17 @@ class MemoryKeeper:
         telemetry: Telemetry,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
+        super().__init__(partial(telemetry.health.beat, NAME))
         self._decided = decided
         self._look = look
-        self._health = telemetry.health
         self._now_s = now_s
         self._keeper = Keeper(MemoryGoal(tree, self._carry_out, placed, telemetry.metrics, now_s))
         self._notices = Notices(telemetry.events)
         self._seen: tuple[tuple[FoundContainer, ...], Resolution] | None = None
         self._concerned = False
         self._writing: OwnedThread | None = None
-        self._wake = threading.Event()
         self._turn = threading.Event()
-        self._stop = threading.Event()
+        self._due_s = math.inf
 
     def swept(self, report: SweepReport) -> None:
         """Begin a turn after a sweep, if there is anything to do; called on the sweeping thread."""
@@ -88,27 +89,18 @@ class MemoryKeeper:
         # A container without memory nodes is looked at, too: later it is not new.
         if self._concerned or not same or before != self._seen:
             self._turn.set()
-            self._wake.set()
+            self.wake()
 
-    def wake(self) -> None:
-        """End a wait, so that `run` notices that it must end."""
-        self._wake.set()
-
-    def run(self, stop: threading.Event) -> None:
-        """Keep memory nodes until `stop` is set; `wake` after setting it returns at once."""
-        self._stop = stop
-        due_s = math.inf
-        while not stop.is_set():
-            self._health.beat(NAME)
-            self._wake.wait(min(_IDLE_S, max(0.0, due_s - self._now_s())))
-            self._wake.clear()
-            if self._turn.is_set():
-                self._turn.clear()
-                due_s = self.turn()
-            elif self._now_s() >= due_s:
-                # The report of the sweep begins the next turn.
-                due_s = math.inf
-                self._look()
+    def step(self) -> float:
+        """Make a turn after a sweep, or ask for a sweep; return the seconds to the next step."""
+        if self._turn.is_set():
+            self._turn.clear()
+            self._due_s = self.turn()
+        elif self._now_s() >= self._due_s:
+            # The report of the sweep begins the next turn.
+            self._due_s = math.inf
+            self._look()
+        return min(_IDLE_S, max(0.0, self._due_s - self._now_s()))
 
     def turn(self) -> float:
         """Put right what the last sweep has found, and return when the next turn is due.
@@ -154,7 +146,7 @@ class MemoryKeeper:
         )
         self._writing.start()
         while not done.wait(_BEAT_S):
-            self._health.beat(NAME)
+            self._beat()
             if self._stop.is_set():
                 raise Postponed
             if not warned and self._now_s() - started_s > _LONG_S:

@@ -7,9 +7,11 @@ the files of its pools agree.
 
 from __future__ import annotations
 
-import threading
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Final
+
+from cpupool.loops.step_loop import StepLoop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -23,7 +25,7 @@ _LOOK_S: Final = 30.0
 _RETRY_S: Final = 2.0
 
 
-class MountKeeper:
+class MountKeeper(StepLoop):
     """Provides the mounts, once the owner of each CPU is known.
 
     Args:
@@ -45,26 +47,18 @@ class MountKeeper:
         provided: Callable[[], None],
         look_s: float = _LOOK_S,
     ) -> None:
+        super().__init__(partial(health.beat, NAME))
         self._manager = manager
         self._mounts = mounts
-        self._health = health
         self._ready = ready
         self._provided = provided
         self._look_s = look_s
         self._announced: deque[str] = deque()
-        self._wake = threading.Event()
 
-    def run(self, stop: threading.Event) -> None:
-        """Provide the mounts until `stop` is set; `wake` after setting it returns at once."""
-        while not stop.is_set():
-            self._health.beat(NAME)
-            self._look()
-            self._wake.wait(_RETRY_S if self._mounts.failing else self._look_s)
-            self._wake.clear()
-
-    def wake(self) -> None:
-        """Look now: the pools have changed, or `run` is to notice that it shall stop."""
-        self._wake.set()
+    def step(self) -> float:
+        """Provide the mounts; return the seconds to the next step."""
+        self._look()
+        return _RETRY_S if self._mounts.failing else self._look_s
 
     def swept(self, overwritten: Collection[str] = ()) -> None:
         """Note a sweep: the CPUs of shared pools may have changed.

@@ -7,13 +7,14 @@ write; it is then tried again, ever more rarely.
 from __future__ import annotations
 
 import math
-import threading
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from cpupool.kube.client import APIError
 from cpupool.loops.attempts import PAUSE_S, Attempt
+from cpupool.loops.step_loop import StepLoop
 from cpupool.telemetry import log as logs
 from cpupool.telemetry.failures import Failures
 
@@ -66,7 +67,7 @@ class Words:
     refused: str
 
 
-class PodWriter(ABC, Generic[K]):
+class PodWriter(StepLoop, Generic[K]):
     """A role that writes into pods. One thread runs it; any thread may call `look` and `wake`.
 
     Args:
@@ -86,14 +87,12 @@ class PodWriter(ABC, Generic[K]):
         health: Health,
         now_s: Callable[[], float],
     ) -> None:
-        self._name = name
+        super().__init__(partial(health.beat, name))
         self._words = words
         self._interrupt = interrupt
-        self._health = health
         self._now_s = now_s
         self._attempts: dict[K, Attempt] = {}
         self._failures = Failures()
-        self._wake = threading.Event()
 
     @abstractmethod
     def _wanted(self, now_s: float) -> Mapping[K, Write]:
@@ -103,7 +102,7 @@ class PodWriter(ABC, Generic[K]):
         """Look at the pods now: one may need a write."""
         # Most nodes never need one, and each sweep asks.
         if self._attempts or self._may_write():
-            self._wake.set()
+            super().wake()
 
     def _may_write(self) -> bool:
         """Return whether a pod can need a write; any thread asks, and must not wait."""
@@ -111,16 +110,8 @@ class PodWriter(ABC, Generic[K]):
 
     def wake(self) -> None:
         """End a request or a wait, so that `run` notices that it must end."""
-        self._wake.set()
+        super().wake()
         self._interrupt()
-
-    def run(self, stop: threading.Event) -> None:
-        """Write until `stop` is set; `wake` after setting it returns at once."""
-        while not stop.is_set():
-            self._health.beat(self._name)
-            wait_s = self.step()
-            self._wake.wait(wait_s)
-            self._wake.clear()
 
     def step(self) -> float:
         """Make the write that is due first, if one is due; return the seconds to the next step."""

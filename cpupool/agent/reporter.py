@@ -5,12 +5,13 @@ It has a loop of its own, so that no sweep waits for a disk.
 
 from __future__ import annotations
 
-import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from cpupool.core import withheld
 from cpupool.core.cgroups import Writer
+from cpupool.loops.step_loop import StepLoop
 from cpupool.manager.report import PluginReport
 from cpupool.manager.usage import decisions, fragmentation, policy_usage, usage
 from cpupool.policies.view import BEST_EFFORT
@@ -35,7 +36,7 @@ other work, and each status replaces the last."""
 _IDLE_S: Final = 60.0
 
 
-class Reporter:
+class Reporter(StepLoop):
     """Publishes the state of the node after sweeps.
 
     Args:
@@ -57,38 +58,31 @@ class Reporter:
         plugins: Callable[[], PluginReport] = PluginReport,
         cpu_s: Callable[[], float] = time.thread_time,
     ) -> None:
+        super().__init__(partial(telemetry.health.beat, NAME))
         self._manager = manager
         self._writers = writers
         self._status = status
         self._metrics = telemetry.metrics
-        self._health = telemetry.health
         self._plugins = plugins
         self._cpu_s = cpu_s
         self._measured: NodeFacts | None = None
         self._decided: NodeView | None = None
         self._report: SweepReport | None = None
-        self._wake = threading.Event()
 
     def swept(self, report: SweepReport) -> None:
         """Take what a sweep saw; only the last of several in a moment is published."""
         self._report = report
         self.wake()
 
-    def wake(self) -> None:
-        """Look now: there is news, or `run` is to notice that it shall stop."""
-        self._wake.set()
-
-    def run(self, stop: threading.Event) -> None:
-        """Publish until `stop` is set; `wake` after setting it returns at once."""
-        while not stop.is_set():
-            self._health.beat(NAME)
-            self._wake.wait(_IDLE_S)
-            self._wake.clear()
+    def step(self) -> float:
+        """Publish the last sweep, and pause; return the seconds to the next step."""
+        if self._report is not None:
             began_s = self._cpu_s()
-            if self._report is not None:
-                self._publish(self._report)
+            self._publish(self._report)
             worked_s = self._cpu_s() - began_s
-            stop.wait(min(max(_PAUSE_S, _SHARE * worked_s), _LONGEST_PAUSE_S))
+            # A wait that the next sweep does not end.
+            self._stop.wait(min(max(_PAUSE_S, _SHARE * worked_s), _LONGEST_PAUSE_S))
+        return _IDLE_S
 
     def _publish(self, report: SweepReport) -> None:
         facts, resolution = self._manager.snapshot()

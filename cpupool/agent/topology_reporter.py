@@ -6,7 +6,6 @@ another manager that has set it. Level-triggered: each step compares the object 
 
 from __future__ import annotations
 
-import threading
 import time
 from functools import cache, partial
 from typing import TYPE_CHECKING, Final
@@ -19,6 +18,7 @@ from cpupool.host.sysfs import FolderTree
 from cpupool.kube.client import APIError
 from cpupool.kube.node_topology import CREATE_CRD, GRANT
 from cpupool.kubelet.podresources import PodResources
+from cpupool.loops.step_loop import StepLoop
 from cpupool.manager.node_topology import Surroundings, node_topology
 from cpupool.telemetry import log as logs
 from cpupool.telemetry.failures import Failures
@@ -49,7 +49,7 @@ _REMEDIES: Final = {403: GRANT, 404: CREATE_CRD}
 """Status of a refused write → what to do."""
 
 
-class TopologyReporter:
+class TopologyReporter(StepLoop):
     """The role that publishes the node's topology. One thread runs it; any thread may call `look`.
 
     Args:
@@ -77,6 +77,7 @@ class TopologyReporter:
         telemetry: Telemetry,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
+        super().__init__(partial(telemetry.health.beat, NAME))
         self._manager = manager
         self._sink = sink
         self._publishing = publishing
@@ -86,7 +87,6 @@ class TopologyReporter:
         self._ready = ready
         self._events = telemetry.events
         self._metrics = telemetry.metrics
-        self._health = telemetry.health
         self._now_s = now_s
         self._due_s = 0.0
         self._refused = 0
@@ -95,25 +95,10 @@ class TopologyReporter:
         self._rewrite_s = 0.0
         self._failures = Failures()
         self._left: Mapping[str, str] = {}
-        self._wake = threading.Event()
         self._metrics.topology_published()
         sink.wakes(self.look)
 
-    def look(self) -> None:
-        """Look now: the node, or the object, may have changed."""
-        self._wake.set()
-
-    def wake(self) -> None:
-        """End a wait, so that `run` notices that it must end."""
-        self._wake.set()
-
-    def run(self, stop: threading.Event) -> None:
-        """Publish until `stop` is set; `wake` after setting it returns at once."""
-        while not stop.is_set():
-            self._health.beat(NAME)
-            wait_s = self.step()
-            self._wake.wait(wait_s)
-            self._wake.clear()
+    look = StepLoop.wake
 
     def step(self) -> float:
         """Write the object if it differs from the node; return the seconds to the next step.

@@ -48,8 +48,8 @@ _APPLY: Final = "application/apply-patch+yaml"
 class APIConnection:
     """The requests of one thread, one after the other; any other thread may interrupt them.
 
-    A loop calls `resume`, then looks whether it shall stop, then asks. An interruption that comes
-    later than `resume` ends whatever it meets: the request, the next one, or the pause.
+    A loop makes its requests in `turns`. An interruption ends what it meets: the request, the next
+    one, or the pause.
 
     Args:
         server: the API server.
@@ -74,6 +74,21 @@ class APIConnection:
                 # Not SSLSocket.shutdown: it would let the reader take ciphertext for an answer.
                 with suppress(OSError):
                     socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+
+    def turns(self, stop: threading.Event, beat: Callable[[], None]) -> Iterator[None]:
+        """Yield for each turn of a loop until `stop` is set; each turn begins uninterrupted.
+
+        Args:
+            stop: set before `interrupt` is called, so that no turn misses it.
+            beat: called before each turn.
+        """
+        while True:
+            beat()
+            self.resume()
+            # Later than `resume`: an interruption after this look ends the turn.
+            if stop.is_set():
+                return
+            yield
 
     def resume(self) -> None:
         """Go on after an interruption."""

@@ -92,7 +92,7 @@ class EventRecorder:
         self._say(about, reason, message, warning=warning)
 
     def wake(self) -> None:
-        """End any wait: `run` ends if it shall, or goes on where it was."""
+        """End any wait: `run` ends if `stop` is set, and goes on otherwise."""
         self._connection.interrupt()
         with self._news:
             self._news.notify()
@@ -105,11 +105,7 @@ class EventRecorder:
             beat: called before each Event, and at least once a minute.
         """
         failures = 0
-        while True:
-            beat()
-            self._connection.resume()
-            if stop.is_set():
-                break
+        for _ in self._connection.turns(stop, beat):
             with self._news:
                 self._news.wait_for(lambda: self._waiting or self._connection.interrupted, _IDLE_S)
             if self._connection.interrupted or not self._waiting:

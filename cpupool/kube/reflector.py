@@ -97,7 +97,7 @@ class Reflector(Generic[T]):
             return tuple(self._items.values())
 
     def wake(self) -> None:
-        """End any wait: `run` ends if it shall, or goes on where it was."""
+        """End any wait: `run` ends if `stop` is set, and goes on otherwise."""
         self._connection.interrupt()
 
     def run(self, stop: threading.Event, beat: Callable[[], None] = lambda: None) -> None:
@@ -107,11 +107,7 @@ class Reflector(Generic[T]):
             stop: ends it.
             beat: called at each event, and before each list, watch and pause.
         """
-        while True:
-            beat()
-            self._connection.resume()
-            if stop.is_set():
-                return
+        for _ in self._connection.turns(stop, beat):
             try:
                 if not self._version:
                     self._list(beat)

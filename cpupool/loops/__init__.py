@@ -1,1 +1,1 @@
-"""What long-lived loops need: threads, their supervisor, a pause after a refusal."""
+"""Long-lived loops: their frame, threads, their supervisor, a pause after a refusal."""

@@ -6,7 +6,6 @@ made of half a change. A state is in its file before the manager has the answer.
 
 from __future__ import annotations
 
-import threading
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
@@ -16,6 +15,7 @@ from cpupool.core.names import STATIC_POD_HASH
 from cpupool.core.quantity import is_amount
 from cpupool.host.files import DirectoryWatch, FileLock
 from cpupool.host.record_file import RecordFile
+from cpupool.loops.step_loop import StepLoop
 from cpupool.plugins import state_codec
 from cpupool.plugins.load_sizing import PERIOD_S
 from cpupool.plugins.service import PluginService
@@ -25,6 +25,7 @@ from cpupool.telemetry import log as logs
 from cpupool.telemetry.failures import Failures
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
@@ -44,7 +45,7 @@ _REMEMBERED: Final = ("katalyst.kubewharf.io/", STATIC_POD_HASH)
 """The prefixes of the annotations that a plugin reads; a state has no others."""
 
 
-class PluginServer:
+class PluginServer(StepLoop):
     """Serves plugins until it ends.
 
     Args:
@@ -67,26 +68,21 @@ class PluginServer:
         sockets: Path,
         states: Path,
     ) -> None:
+        super().__init__(watches=[DirectoryWatch(watched, lambda _path: self.wake())])
         self._names = names
         self._made = made
         self._pools = pools
         self._sockets = sockets
         self._states = states
-        self._wake = threading.Event()
-        self._watch = DirectoryWatch(watched, lambda _path: self.wake())
         self._failures = Failures()
-        self._loop: ServingLoop | None = None
+        self._loop = ServingLoop(name="plugins")
+        self._kept: dict[str, KeptPlugin] = {}
+        self._doors: Sequence[_Door] = ()
 
     def hung(self) -> str:
         """Return the name of the thread that serves if it hangs, or ""; any thread may call it."""
-        if self._loop is None:
-            return ""
         self._loop.thread.ask()
         return self._loop.thread.name if self._loop.thread.hangs else ""
-
-    def wake(self) -> None:
-        """Look now: something has changed, or `run` is to notice a stop."""
-        self._wake.set()
 
     def run(self, stop: threading.Event) -> None:
         """Serve until `stop` is set; `wake` after setting it returns at once.
@@ -95,27 +91,28 @@ class PluginServer:
             CPUPoolError: the plugins cannot be made, or their files not be locked.
         """
         with ExitStack() as opened:
-            opened.callback(self._watch.stop)
             if not all(self._locked(opened, name, stop) for name in self._names):
                 return
             plugins = self._made()
-            kept = {name: KeptPlugin(plugin, self._file(name)) for name, plugin in plugins.items()}
-            loop = self._loop = opened.enter_context(ServingLoop(name="plugins"))
-            doors = [
-                _Door(loop, self._sockets, resource, kept[name])
+            for name, plugin in plugins.items():
+                self._kept[name] = KeptPlugin(plugin, self._file(name))
+            opened.enter_context(self._loop)
+            self._doors = [
+                _Door(self._loop, self._sockets, resource, self._kept[name])
                 for name, plugin in plugins.items()
                 for resource in plugin.resources
             ]
-            for door in doors:
+            for door in self._doors:
                 opened.callback(door.close)
-            while not stop.is_set():
-                self._watch.ensure()
-                loop.check()
-                self._follow(loop, kept)
-                for door in doors:
-                    door.ensure()
-                self._wake.wait(_LOOK_S)
-                self._wake.clear()
+            super().run(stop)
+
+    def step(self) -> float:
+        """Let the plugins follow what has changed, and serve; return the seconds to the next."""
+        self._loop.check()
+        self._follow()
+        for door in self._doors:
+            door.ensure()
+        return _LOOK_S
 
     def _locked(self, opened: ExitStack, name: str, stop: threading.Event) -> bool:
         lock = FileLock(self._states / f"{name}.lock")
@@ -126,11 +123,11 @@ class PluginServer:
         path = self._states / f"{name}.json"
         return RecordFile(path, PluginState(), state_codec.encode, state_codec.parse)
 
-    def _follow(self, loop: ServingLoop, kept: Mapping[str, KeptPlugin]) -> None:
+    def _follow(self) -> None:
         """Let the plugins follow machine, configuration and load; a refused change changes none."""
         try:
             for name, plugin in self._made().items():
-                loop.call(kept[name].follow(plugin, self._pools))
+                self._loop.call(self._kept[name].follow(plugin, self._pools))
         except CPUPoolError as error:
             if self._failures.begins(error):
                 log.warning("change refused, the plugins keep what they had", reason=error)

@@ -8,13 +8,14 @@ zeroed, is written again.
 
 from __future__ import annotations
 
-import threading
 import time
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
 from cpupool.kube.client import APIError
 from cpupool.loops.attempts import Attempt
+from cpupool.loops.step_loop import StepLoop
 from cpupool.manager.report import NodeResource
 from cpupool.qrm import node_resources
 from cpupool.telemetry import log as logs
@@ -58,7 +59,7 @@ class NodeResourceSink(Protocol):
         ...
 
 
-class NodeResources:
+class NodeResources(StepLoop):
     """The role. One thread runs it; any thread may call `look` and `wake`.
 
     Args:
@@ -82,36 +83,25 @@ class NodeResources:
         health: Health,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
+        super().__init__(partial(health.beat, NAME))
         self._sink = sink
         self._offers = offers
         self._node = node
         self._names = names
         self._report = report
-        self._health = health
         self._now_s = now_s
         self._tried: object = None
         self._next = Attempt(0.0)
         self._failures = Failures()
         self._failure = self._remedy = ""
         self._refused: Mapping[str, str] = {}
-        self._wake = threading.Event()
 
-    def look(self) -> None:
-        """Look now: the Node, or the offers, may have changed."""
-        self._wake.set()
+    look = StepLoop.wake
 
     def wake(self) -> None:
         """End a request or a wait, so that `run` notices that it must end."""
-        self._wake.set()
+        super().wake()
         self._sink.interrupt()
-
-    def run(self, stop: threading.Event) -> None:
-        """Write until `stop` is set; `wake` after setting it returns at once."""
-        while not stop.is_set():
-            self._health.beat(NAME)
-            wait_s = self.step()
-            self._wake.wait(wait_s)
-            self._wake.clear()
 
     def step(self) -> float:
         """Write the resources if the Node differs; return the seconds to the next step."""

@@ -21,6 +21,7 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import HostFileError
 from cpupool.core.grants import Source
 from cpupool.core.plugin_facts import PluginFacts
+from cpupool.loops.step_loop import StepLoop
 from cpupool.qrm.answer_book import AnswerBook
 from cpupool.qrm.plugin_admitter import PluginAdmitter
 from cpupool.qrm.plugin_metrics import PluginMetrics
@@ -89,7 +90,7 @@ class PluginSettings:
         )
 
 
-class ResourceManager:
+class ResourceManager(StepLoop):
     """The role. One thread runs it; any thread may call `look`, `recall` and `take_over`.
 
     Args:
@@ -124,9 +125,11 @@ class ResourceManager:
         now_s: Callable[[], float] = time.monotonic,
         clock_s: Callable[[], float] = time.time,
     ) -> None:
+        super().__init__(partial(telemetry.health.beat, NAME))
         folders, self._names = settings.folders, settings.names
         ours = (registration_socket(folders[0], self._knocked),) if folders else ()
         self._doors = (*ours, *doors)
+        self._open_doors: tuple[ServedSocket, ...] = ()
         self._enabled = bool(folders)
         self._manager = manager
         self._record, self._imports = record, imports
@@ -164,13 +167,8 @@ class ResourceManager:
         self._turn = threading.Lock()
         self._failures = Failures()
         self._published: object = None
-        self._wake = threading.Event()
 
-    def look(self) -> None:
-        """Look now: pods, plugins or their answers are others, or `run` is to notice a stop."""
-        self._wake.set()
-
-    wake = look
+    look = StepLoop.wake
 
     @property
     def plugins(self) -> Mapping[str, ResourcePlugin]:
@@ -231,18 +229,15 @@ class ResourceManager:
         """Ask plugins until `stop` is set; `wake` after setting it returns at once."""
         with ExitStack() as opened:
             opened.callback(self._registry.stop)
-            doors = [opened.enter_context(door) for door in self._doors]
-            for door in doors:
+            self._open_doors = tuple(opened.enter_context(door) for door in self._doors)
+            for door in self._open_doors:
                 self._health.watch(door.thread)
-            while not stop.is_set():
-                self._health.beat(NAME)
-                for door in doors:
-                    _keep(door, self._failures)
-                self._wake.wait(self.step())
-                self._wake.clear()
+            super().run(stop)
 
     def step(self) -> float:
         """Take what has come, and ask for what is missing; return the seconds to the next step."""
+        for door in self._open_doors:
+            _keep(door, self._failures)
         with self._turn:
             return self._step() if self._recalled.is_set() else _LOOK_S
 

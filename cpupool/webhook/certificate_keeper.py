@@ -82,7 +82,7 @@ class CertificateKeeper:
         return {name: partial(run, beat=partial(beat, name)) for name, run in loops.items()}
 
     def wake(self) -> None:
-        """Let every loop notice that it shall stop."""
+        """Let every loop notice `stop`."""
         self._connection.interrupt()
         self._news.set()
         self._watch.wake()
@@ -100,12 +100,8 @@ class CertificateKeeper:
         """
         failures = 0
         rest_s = REST_S
-        while True:
-            beat()
-            self._connection.resume()
+        for _ in self._connection.turns(stop, beat):
             self._news.clear()
-            if stop.is_set():
-                return
             pause_s = COMPARE_S
             try:
                 # Another controller may undo each write, and answers a write as fast as this one.

@@ -30,6 +30,7 @@ from cpupool.kube.client import APIError
 from cpupool.kube.config_map import CONFIG_MAP_WATCH, ConfigMapWatch
 from cpupool.kube.connection import APIConnection
 from cpupool.kube.resources import NAMESPACES
+from cpupool.loops.step_loop import StepLoop
 from cpupool.telemetry import log as logs
 from cpupool.webhook.admission import review
 from cpupool.webhook.admission.mixed_cpus import NamespaceUnknown
@@ -93,7 +94,7 @@ class WebhookSettings:
     config_map: ConfigMapName | None = None
 
 
-class Webhook:
+class Webhook(StepLoop):
     """The role that answers the API server.
 
     Args:
@@ -109,6 +110,11 @@ class Webhook:
     """
 
     def __init__(self, settings: WebhookSettings, metrics: WebhookMetrics, health: Health) -> None:
+        folders = {settings.config, settings.certificate.parent, settings.key.parent}
+        super().__init__(
+            partial(health.beat, NAME),
+            [DirectoryWatch(folder, lambda _path: self._wake.set()) for folder in folders],
+        )
         self._settings = settings
         self._metrics = metrics
         self._health = health
@@ -116,7 +122,6 @@ class Webhook:
         if settings.api_server is not None:
             ask = partial(_namespace_annotations, settings.api_server)
             self._rules = replace(settings.rules, namespaces=ask)
-        self._wake = threading.Event()
         self._config_map = (
             ConfigMapWatch(
                 settings.api_server,
@@ -155,28 +160,16 @@ class Webhook:
             loops[CONFIG_MAP_WATCH] = partial(self._config_map.run, beat=beat)
         return loops
 
-    def run(self, stop: threading.Event) -> None:
-        """Follow the pool files and the certificate until `stop` is set and `wake` called."""
-        folders = {self._settings.config, self._settings.certificate.parent}
-        folders.add(self._settings.key.parent)
-        watches = [DirectoryWatch(folder, lambda _path: self._wake.set()) for folder in folders]
-        try:
-            while not stop.is_set():
-                self._health.beat(NAME)
-                for watch in watches:
-                    watch.ensure()
-                with logs.operation("config"):
-                    self.look()
-                self._wake.wait(_CHECK_S)
-                self._wake.clear()
-        finally:
-            for watch in watches:
-                watch.stop()
+    def step(self) -> float:
+        """Look at the pool files and the certificate; return the seconds to the next step."""
+        with logs.operation("config"):
+            self.look()
+        return _CHECK_S
 
     def wake(self) -> None:
         """Look now; once `run` is to end, be ready for no more requests."""
         self._health.set(NAME, ok=False, message="it is ending; ask another one")
-        self._wake.set()
+        super().wake()
         if self._config_map:
             self._config_map.wake()
 

@@ -1,16 +1,17 @@
-"""The NRI plugin: connects to the container runtime, and converses with it.
+"""The NRI plugin connects to the container runtime, and keeps the connection.
 
 It connects once the owner of each CPU is known and no pod ends, again after each loss, and at once
-when the runtime makes its socket anew. What is said is `conversation.py`'s.
+when the runtime makes its socket anew. `conversation.py` has the conversation itself.
 """
 
 from __future__ import annotations
 
-import threading
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from cpupool.core.errors import RemoteProtocolError
 from cpupool.host.files import DirectoryWatch
+from cpupool.loops.step_loop import StepLoop
 from cpupool.telemetry import log as logs
 
 if TYPE_CHECKING:
@@ -26,21 +27,22 @@ log = logs.get(__name__)
 
 NAME: Final = "nri plugin"
 _PAUSES_S: Final = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
-"""How long to wait after each attempt to reach the runtime; the last counts for all that follow."""
+"""The pauses after attempts to connect; the last one is for all further attempts."""
 _LOOK_S: Final = 30.0
 
 
-class NRIPlugin:
+class NRIPlugin(StepLoop):
     """The role that the container runtime asks; one thread runs it.
 
     Args:
         runtime: the container runtime.
-        conversation: takes what the runtime says, and answers it.
-        wait: tells how long to wait before connecting.
-        required: containers must be created this way, so that the node is not ready without.
-        ready: whether the owner of each CPU is known.
-        appears: the folder in which the runtime makes its socket; None not to watch for that.
-        telemetry: hears that the loop turns, and whether the runtime is connected.
+        conversation: takes the runtime's messages, and answers them.
+        wait: decides how long to wait before connecting.
+        required: whether containers must be created this way, so that the node is not ready
+            without the connection.
+        ready: returns whether the owner of each CPU is known.
+        appears: the folder in which the runtime makes its socket; None not to watch it.
+        telemetry: takes the beats of the loop, and whether the runtime is connected.
     """
 
     def __init__(
@@ -54,75 +56,64 @@ class NRIPlugin:
         appears: Path | None = None,
         telemetry: Telemetry,
     ) -> None:
+        # A runtime that has restarted creates containers without waiting for its plugins.
+        watches = [] if appears is None else [DirectoryWatch(appears, lambda _path: self.wake())]
+        super().__init__(partial(telemetry.health.beat, NAME), watches)
         self._runtime = runtime
         self._conversation = conversation
         self._wait = wait
         self._required = required
         self._ready = ready
-        self._watch = None if appears is None else DirectoryWatch(appears, self._appeared)
         self._metrics = telemetry.metrics
         self._health = telemetry.health
         self._attempts = 0
         self._lost_why = ""
-        self._woken = threading.Event()
 
-    def run(self, stop: threading.Event) -> None:
-        """Converse with the runtime until `stop` is set; `wake` after setting it returns at once.
+    def step(self) -> float:
+        """Converse with the runtime if that is possible; return the seconds to the next step.
 
         Raises:
             RemoteProtocolError: the runtime that has started this process has ended.
         """
-        try:
-            while not stop.is_set():
-                self._health.beat(NAME)
-                if self._watch:
-                    self._watch.ensure()
-                # Containers must not be corrected before it is known who owns which CPU.
-                if not (self._runtime.launched or self._ready()):
-                    self._wait.begin_anew()
-                    self._rest(_LOOK_S)
-                elif pause_s := self._wait.pause_s():
-                    self._tell_connected(f"it {self._wait.waits}")
-                    self._rest(min(pause_s, _LOOK_S))
-                else:
-                    self._attempt(stop)
-        finally:
-            if self._watch:
-                self._watch.stop()
+        # Containers must not be corrected before it is known who owns which CPU.
+        if not (self._runtime.launched or self._ready()):
+            self._wait.begin_anew()
+            return _LOOK_S
+        if pause_s := self._wait.pause_s():
+            self._tell_connected(f"it {self._wait.waits}")
+            return min(pause_s, _LOOK_S)
+        return self._attempt()
 
     def wake(self) -> None:
-        """Let the loop notice that it shall stop, or that it may connect now."""
-        self._woken.set()
+        """Let the loop notice that it must stop, or that it may connect now."""
+        super().wake()
         self._runtime.wake()
 
     def facts_changed(self) -> None:
-        """Look again at what waits for facts, or for a pod to end."""
+        """Look again if a request waits for facts, or the connection for a pod."""
         if self._conversation.waits or self._wait.waits:
             self.wake()
 
-    def _appeared(self, _path: Path) -> None:
-        # A runtime that has restarted creates containers without waiting for its plugins.
-        self.wake()
-
-    def _attempt(self, stop: threading.Event) -> None:
-        """Converse for as long as that goes well, and pause after it."""
+    def _attempt(self) -> float:
+        """Connect, and converse until the end; return the seconds to the next attempt."""
+        if self._woken:
+            # A runtime makes its socket before it listens, and may refuse the next attempt.
+            self._attempts = 0
         try:
             with self._runtime.attached():
-                self._converse(stop)
+                self._converse()
         except RemoteProtocolError as error:
             self._tell_lost(str(error))
             if self._runtime.launched:
                 raise
-        if self._rest(_PAUSES_S[min(self._attempts, len(_PAUSES_S) - 1)]):
-            # A runtime makes its socket before it listens, and may refuse the next attempt.
-            self._attempts = 0
-        else:
-            self._attempts += 1
+        pause_s = _PAUSES_S[min(self._attempts, len(_PAUSES_S) - 1)]
+        self._attempts += 1
+        return pause_s
 
-    def _converse(self, stop: threading.Event) -> None:
+    def _converse(self) -> None:
         try:
-            while not stop.is_set():
-                self._health.beat(NAME)
+            while not self._stop.is_set():
+                self._beat()
                 self._conversation.turn(self._connected)
         finally:
             self._conversation.end()
@@ -132,13 +123,6 @@ class NRIPlugin:
         self._lost_why, self._attempts = "", 0
         self._tell_connected()
         log.info("NRI connected", containers=len(self._runtime.containers))
-
-    def _rest(self, pause_s: float) -> bool:
-        """Wait for as long; return whether `wake` has ended that."""
-        woken = self._woken.wait(pause_s)
-        # Before the next look at what there is to notice.
-        self._woken.clear()
-        return woken
 
     def _tell_lost(self, why: str) -> None:
         if self._lost_why != why:

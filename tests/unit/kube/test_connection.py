@@ -37,6 +37,21 @@ def test_a_refusal_carries_the_servers_words_and_a_remedy(server: FakeAPIServer)
     )
 
 
+def test_a_turn_begins_uninterrupted_and_the_last_one_has_a_beat_before(
+    server: FakeAPIServer,
+) -> None:
+    connection, stop, beats = APIConnection(APIServer.at(server.url)), threading.Event(), []
+    connection.interrupt()
+    for _ in connection.turns(stop, lambda: beats.append(connection.interrupted)):
+        assert not connection.interrupted
+        if len(beats) == 2:
+            stop.set()
+        connection.interrupt()
+
+    assert beats == [True, True, True]
+    assert not connection.interrupted
+
+
 def test_an_object_that_is_gone_is_no_fault_of_the_address(server: FakeAPIServer) -> None:
     # As Kubernetes 1.36 answers.
     gone = {
