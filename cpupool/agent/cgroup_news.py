@@ -83,9 +83,9 @@ class CgroupNews:
         """
 
         def changed(path: Path, *, sets: bool) -> None:
-            if not _tells(path):
-                return
             when = of(path, self._writers, self._stays, self._only_shares, sets=sets)
+            if when is None:
+                return
             self._touched.add(pod(path))
             if when is Look.NOT and sets:
                 self._note_start(path)
@@ -152,8 +152,8 @@ def of(
     shares: Callable[[str], bool],
     *,
     sets: bool,
-) -> Look:
-    """Return when the cpusetter is to look because something has changed.
+) -> Look | None:
+    """Return when the cpusetter is to look because something has changed; None for no news.
 
     Args:
         path: the cgroup that is new or gone, or the file that was written.
@@ -163,7 +163,7 @@ def of(
         sets: whether the cgroups there have the CPUs of containers.
     """
     if not _tells(path):
-        return Look.NOT
+        return None
     directory = cgroup_names.is_cgroup(path.name)
     cgroup = path if directory else path.parent
     if writers.starting(ContainerID(cgroup_names.container_id(cgroup.name))):
@@ -193,7 +193,7 @@ def pod(path: Path) -> str | None:
     """Return the only pod whose containers a change can concern; None if it can concern others.
 
     Args:
-        path: as for `of`.
+        path: the cgroup that is new or gone, or the file that was written.
     """
     if path.name.startswith("cpuset.cpus."):
         # On version 2 a partition takes CPUs from the cgroups around it.

@@ -57,19 +57,6 @@ class CgroupFiles:
         except OSError as error:
             raise self._unreadable(error, path, name) from error
 
-    def raw(self, path: str, name: str) -> bytes:
-        """Read a file to compare it with another reading; nothing where it cannot be read."""
-        try:
-            descriptor = os.open(f"{self._base}/{path}/{name}", os.O_RDONLY)
-        except OSError:
-            return b""
-        try:
-            return os.read(descriptor, _LONGEST_BYTES)
-        except OSError:
-            return b""
-        finally:
-            os.close(descriptor)
-
     def cpus(self, path: str, name: str) -> CPUSet:
         """Read a file that holds a list of CPUs.
 

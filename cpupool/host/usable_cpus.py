@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, ClassVar, Final, Protocol
 
 from cpupool.core import withheld
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.errors import CgroupNotFound, HostFileError
+from cpupool.core.errors import CgroupNotFound, HostError, HostFileError
 from cpupool.core.withheld import Withheld
 from cpupool.host import cgroup_names
 from cpupool.host.cgroup_files import CgroupFiles, above
@@ -107,7 +107,7 @@ class UsableCPUs:
         )
         self._lock = threading.Lock()
         self._found: tuple[Withheld, ...] = ()
-        self._fine: tuple[CPUSet, tuple[bytes, ...]] | None = None
+        self._fine: tuple[CPUSet, tuple[str, ...]] | None = None
         self._believed = 0
         self._failures = Failures()
 
@@ -181,9 +181,14 @@ class _Limits:
         self._paths = dict.fromkeys(("", *(path for place in places for path in above(place))))
         self._paths.update(dict.fromkeys(places))
 
-    def texts(self) -> tuple[bytes, ...]:
-        """Return the sets of the cgroups from the base down; empty where a cgroup is not there."""
-        return tuple(self._files.raw(path, self._runs_on) for path in self._paths)
+    def texts(self) -> tuple[str, ...]:
+        """Return the sets of the cgroups from the base down; empty where one cannot be read."""
+        return tuple(map(self._shown, self._paths))
+
+    def _shown(self, path: str) -> str:
+        with suppress(HostError):
+            return self._files.read(path, self._runs_on)
+        return ""
 
     def _sets(self, *paths: str) -> dict[str, CPUSet]:
         """Return cgroup → the CPUs that it runs on; without those that have no cpuset."""

@@ -7,13 +7,15 @@ asks them, and how, is no matter of the manager.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Self
 
 from cpupool.core.cpu_manager import Misfit, TopologyPolicy
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import DevicesUnnamed, PlacementError
 from cpupool.core.grants import Source
 from cpupool.core.names import POLICY_CPUS
+from cpupool.core.plugin_facts import ServedAs
 from cpupool.core.resources import CPU, NATIVE, is_extended
 from cpupool.core.workloads import ContainerKind, ContainerRef
 from cpupool.manager import aligning
@@ -106,15 +108,40 @@ def awaited(facts: NodeFacts) -> frozenset[str]:
     return plugins.served | named
 
 
+@dataclass(frozen=True, slots=True)
+class Awaited:
+    """The rules that say which requests plugins answer on a node.
+
+    Attributes:
+        resources: the resources whose requests plugins answer.
+        names: as in `PluginFacts`.
+        cpus: whether the CPU manager policy leaves the CPUs of the default pool to a plugin.
+    """
+
+    resources: frozenset[str]
+    names: Mapping[str, ServedAs]
+    cpus: bool
+
+    @classmethod
+    def of(cls, facts: NodeFacts) -> Self:
+        """Return the rules on a node with these facts."""
+        policy = kind(facts.pools.cpu_manager)
+        return cls(awaited(facts), facts.plugins.names, policy.asks_plugins)
+
+
 def asked(facts: NodeFacts, grants: Grants, pod: Pod, container: Container) -> Mapping[str, float]:
+    """Return the plugins' resources for which they are asked, and how much of each."""
+    return asked_by(Awaited.of(facts), grants, pod, container)
+
+
+def asked_by(rules: Awaited, grants: Grants, pod: Pod, container: Container) -> Mapping[str, float]:
     """Return the plugins' resources for which they are asked, and how much of each.
 
     A container that requests a pool has the pool's CPUs, and a pod with CPUs of an earlier policy
     keeps these: no plugin is asked for their `cpu`.
     """
-    served = awaited(facts)
     if (
-        not served
+        not rules.resources
         or pod.finished
         or container.kind is ContainerKind.EPHEMERAL
         or pod.description.left_out
@@ -122,18 +149,18 @@ def asked(facts: NodeFacts, grants: Grants, pod: Pod, container: Container) -> M
         return _NOTHING
     has = grants.chosen.get(pod.cgroup_uid)
     outside = (
-        not kind(facts.pools.cpu_manager).asks_plugins
+        not rules.cpus
         or bool(container.requests)
         or (has is not None and has.source is Source.POLICY)
     )
     requested = (
-        (facts.plugins.served_as(name), amount)
+        (rules.names.get(name) or ServedAs(name), amount)
         for name, amount in sorted(container.quantities.items())
     )
     return {
         as_.resource: amount / as_.divisor
         for as_, amount in requested
-        if as_.resource in served and not (outside and as_.resource == CPU)
+        if as_.resource in rules.resources and not (outside and as_.resource == CPU)
     }
 
 
@@ -160,14 +187,16 @@ def _lost(grants: Grants, ref: ContainerRef, given: Given) -> CPUSet:
     return given.cpus - grants.part(ref.pod, POLICY_CPUS, ref.name)
 
 
-def resized(facts: NodeFacts, grants: Grants, pod: Pod, container: Container) -> str:
+def resized(given: Given, requested: float | None) -> str:
     """Return that a container requests other CPUs than its plugin gave it alone; empty if not.
 
-    A plugin is asked again for more, as the patched kubelet does, and never for less.
+    The agent asks a plugin again for more, as the patched kubelet does, and never for less.
+
+    Args:
+        given: the plugin's answer.
+        requested: the amount of CPUs for which the plugin is asked now; None for none.
     """
-    given = facts.plugins.given.get(ContainerRef(pod.cgroup_uid, container.name), {}).get(CPU)
-    requested = asked(facts, grants, pod, container).get(CPU)
-    if given is None or requested is None or given.kept or requested == given.quantity:
+    if requested is None or given.kept or requested == given.quantity:
         return ""
     until = "the pod ends" if requested < given.quantity else "its plugin gives it more"
     now = f"it requests cpu {requested:g} since a resize"

@@ -26,10 +26,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar, cast
 
 from cpupool.core.assignments import MemoryNodes, Placement
 from cpupool.core.grants import Grants
-from cpupool.core.plugin_facts import PluginFacts
+from cpupool.core.resources import CPU
 from cpupool.core.workloads import ContainerRef
 from cpupool.manager import by_plugins, served_requests
-from cpupool.manager.facts import NodeFacts
+from cpupool.manager.by_plugins import Awaited
 from cpupool.policies.base import Demand
 from cpupool.policies.pools.policy import PoolsPolicy
 from cpupool.policies.view import NodeView
@@ -41,10 +41,10 @@ if TYPE_CHECKING:
     from cpupool.core.cpuset import CPUSet
     from cpupool.core.devices import DeviceAssignments
     from cpupool.core.grants import Grant
-    from cpupool.core.plugin_facts import Record, ServedAs
+    from cpupool.core.plugin_facts import Given, Record
     from cpupool.core.properties import Properties
     from cpupool.core.workloads import Container, Pod
-    from cpupool.manager.facts import ContainerKey
+    from cpupool.manager.facts import ContainerKey, NodeFacts
     from cpupool.manager.served_requests import Devices, Served
     from cpupool.policies.base import CPUManagerPolicy
     from cpupool.policies.view import Refusal
@@ -119,15 +119,13 @@ class Node(NamedTuple):
 
     Attributes:
         policy: as in `NodeFacts`.
-        configured: as in `NodeFacts`.
         served: which requests cpupool serves beside the kubelet.
-        plugins: `served`, `names` and `enabled` of `PluginFacts`.
+        awaited: which requests plugins answer.
     """
 
     policy: CPUManagerPolicy
-    configured: bool
     served: Served
-    plugins: tuple[frozenset[str], Mapping[str, ServedAs], bool]
+    awaited: Awaited
 
 
 class Inputs:
@@ -155,9 +153,8 @@ class Inputs:
         self.view = view
         self.node = Node(
             facts.policy,
-            facts.configured,
             served_requests.served(facts),
-            (plugins.served, plugins.names, plugins.enabled),
+            Awaited.of(facts),
         )
         self.pods = OfPods(
             grants=before.pods.grants if before and same else _by_pod(view.grants),
@@ -238,9 +235,9 @@ class _Own:
         return self._pods.kept_shared.get(self._key)
 
     @property
-    def given(self) -> Record:
-        """The answers of plugins for it."""
-        return _at(self._pods.given, self.ref)
+    def given(self) -> Mapping[str, Given]:
+        """The answers of plugins for it, by resource."""
+        return self._pods.given.get(self.ref, _NOTHING)
 
     @property
     def memory(self) -> CPUSet | None:
@@ -340,10 +337,9 @@ def _by_policy(inputs: Inputs, own: _Own, demand: Demand) -> tuple[CPUAssignment
 def _completed(placed: CPUAssignment, node: Node, own: _Own) -> CPUAssignment:
     """Return a placement with the answers of plugins for the container."""
     if placed.placement is Placement.PLUGIN and placed.exclusive:
-        served, names, enabled = node.plugins
-        plugins = PluginFacts(served=served, given=own.given, names=names, enabled=enabled)
-        facts = NodeFacts(pools=node.served.pools, configured=node.configured, plugins=plugins)
-        changed = by_plugins.resized(facts, own.grants, own.pod, own.container)
+        asked = by_plugins.asked_by(node.awaited, own.grants, own.pod, own.container)
+        given = own.given.get(CPU)
+        changed = by_plugins.resized(given, asked.get(CPU)) if given else ""
         placed = replace(placed, reason=changed) if changed else placed
     if (nodes := own.memory) is not None:
         migrates = bool(own.pod.memory_migrates)

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from cpupool.telemetry.metrics import ProcessMetrics
 
 _REQUEST_S: Final = 5.0
-_PLACES: Final = 32
+_NEWER: Final = 32
+"""A connection is closed once there are so many newer ones."""
 _BACKLOG: Final = 128
 
 log = logs.get(__name__)
@@ -77,7 +78,7 @@ class TelemetryServer:
             "/readyz": lambda: _probe(health.ready()),
             "/metrics": lambda: _Page(HTTPStatus.OK, *metrics.render()),
         }
-        self._newest: deque[asyncio.StreamWriter] = deque(maxlen=_PLACES)
+        self._newest: deque[asyncio.StreamWriter] = deque(maxlen=_NEWER)
         self._end: Callable[[], object] = lambda: None
         try:
             self._socket = _listening(address, port)
@@ -114,7 +115,7 @@ class TelemetryServer:
         server.close()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._newest) == _PLACES:
+        if len(self._newest) == _NEWER:
             self._newest[0].transport.abort()
         self._newest.append(writer)
         try:
