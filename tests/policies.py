@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
 import tomllib
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cpupool.core.cpuset import CPUSet
+from cpupool.host import installed_policies
 from cpupool.host.installed_policies import GROUP
 from cpupool.policies.base import Choice, CPUManagerPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
+
+    import pytest
 
     from cpupool.core.workloads import Pod
     from cpupool.policies.base import Ask
@@ -48,6 +53,22 @@ def package(folder: Path, name: str, **policies: str) -> None:
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
     points = "".join(f"{policy} = {place}\n" for policy, place in policies.items())
     (info / "entry_points.txt").write_text(f"[{GROUP}]\n{points}")
+
+
+@contextmanager
+def found(monkeypatch: pytest.MonkeyPatch, site: Path) -> Iterator[None]:
+    """Let this process find the packages of a folder, as a context."""
+
+    def forget() -> None:
+        importlib.invalidate_caches()
+        installed_policies.find_policy.cache_clear()
+        installed_policies._provided.cache_clear()
+
+    with monkeypatch.context() as here:
+        here.syspath_prepend(site)
+        forget()
+        yield
+    forget()
 
 
 def installed(folder: Path) -> str:

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final, TextIO
 
 from cpupool.commands.pictures.outcomes import show, to_json
-from cpupool.commands.shell import load_replay, pool_files
+from cpupool.commands.shell import cpu_manager, load_replay, pool_files
 from cpupool.commands.shell.beside import excludes, needs
 from cpupool.commands.shell.exit_codes import UsageError
 from cpupool.commands.shell.files import input_file, open_machine, read_text, writable
@@ -52,11 +52,11 @@ examples:
   cpupool simulate --pools pools.yaml --random 10000 --load 0.8 --policy pool kubelet-packed
   cpupool simulate --pools pools.yaml --load-trace load.csv
 
-Policies: pool is the pool file's own, that of a package included. A CPU manager policy, as static,
-is the pool file with this policy, if it has one. first-fit takes the lowest free ids, as the
-kubelet does for a device plugin without preferences. kubelet-packed is the kubelet's static CPU
-manager. packed, distributed, mostAllocated and leastAllocated are the pool file with that
-numaPolicy.
+Policies: pool is the pool file's own, that of a package included. A CPU manager policy, as static
+or one of a package, is the pool file with this policy, if it has one. first-fit takes the lowest
+free ids, as the kubelet does for a device plugin without preferences. kubelet-packed is the
+kubelet's static CPU manager. packed, distributed, mostAllocated and leastAllocated are the pool
+file with that numaPolicy.
 
 "On one node" and "behind one L3" are shares of the containers that fit on one NUMA node, or behind
 one L3 cache, in an empty pool. "In use" is the share of the exclusive pools' CPUs that pods have,
@@ -131,7 +131,8 @@ def add_parser(commands: Commands, summary: str) -> None:
         type=_policy,
         nargs="+",
         default=[simulation.POOL, simulation.FIRST_FIT],
-        help=f"what to compare, of {', '.join(simulation.POLICIES)} (default: pool first-fit)",
+        help=f"what to compare, of {', '.join(simulation.POLICIES)}, and CPU manager policies of"
+        " packages (default: pool first-fit)",
     )
     parser.add_argument(
         "--topology-manager",
@@ -172,6 +173,8 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
     if arguments.load_trace:
         return _replay(arguments, file.pools, topology, out)
     policies = list(dict.fromkeys(arguments.policy))
+    others = [name for name in policies if name not in simulation.POLICIES]
+    installed = {name: found for name in others if (found := cpu_manager.of_package(name))}
     try:
         events = _events(arguments, names, file.pools, topology)
         with _progress(len(events) * len(policies)) as tell:
@@ -180,6 +183,7 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
                 file.pools,
                 events,
                 policies,
+                installed=installed,
                 manager=TopologyPolicy(arguments.topology_manager),
                 tell=tell,
             )
@@ -274,7 +278,7 @@ def _progress(total: int) -> Iterator[Callable[[], None]]:
 
 
 def _policy(text: str) -> str:
-    if text in simulation.POLICIES:
+    if text in simulation.POLICIES or cpu_manager.of_package(text):
         return text
     near = difflib.get_close_matches(text, simulation.POLICIES, n=1)
     known = ", ".join(simulation.POLICIES)

@@ -26,6 +26,8 @@ SHARED_PREFIX: Final = "shared"
 _DEFAULT_POOL: Final = "default"
 _ALIKE: Final = 0.75
 """The least likeness of a mistyped prefix, from 0 to 1 (`difflib.SequenceMatcher.ratio`)."""
+_ALIKE_DOMAINS: Final = 0.85
+"""The same for a domain: many vendors have one that ends in `.k8s.io`."""
 
 ENABLE_SHARED_CPUS: Final = Resource("enable-shared-cpus", ResourceKind.ADDITIONAL)
 """The part of OpenShift's resource after the slash: one device lets one container use a node's
@@ -95,8 +97,20 @@ class Names:
         """Return whether a resource is not a pool's while its name suggests a pool."""
         domain, _, name = resource.partition("/")
         if domain != self.domain or self.pool_of(resource) is not None:
-            return False
+            return bool(self.meant(resource))
         return name == _DEFAULT_POOL or meant_prefix(name) is not None
+
+    def meant(self, resource: str) -> str:
+        """Return the resource of a pool that another one names, except for a typing error.
+
+        The error is in the domain, as in `nokia.k8.io/exclusive_a`. Empty for any other resource.
+        """
+        typed, _, name = resource.partition("/")
+        pool = resource_named(name)
+        if pool is None or (meant := self.resource(pool)) == resource:
+            return ""
+        domain, _, _ = meant.partition("/")
+        return meant if difflib.get_close_matches(typed, (domain,), 1, _ALIKE_DOMAINS) else ""
 
     @property
     def processes(self) -> str:

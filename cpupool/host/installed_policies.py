@@ -82,6 +82,11 @@ def installed() -> Mapping[str, type[CPUManagerPolicy] | Unusable]:
     return {name: shadowed(name) or find_policy(name) for name in sorted(_provided())}
 
 
+def provides(name: str) -> bool:
+    """Return whether a package provides a policy by this name, even one that cannot be used."""
+    return name in _provided()
+
+
 def shadowed(name: str) -> Unusable | None:
     """Return that a package has a policy of this name, which is built in; None if none has."""
     packages = _provided().get(name, {})

@@ -184,12 +184,19 @@ class ContainerStatus:
 
     @property
     def astray(self) -> bool:
-        """Whether it does not run on the CPUs that its request gives it.
+        """Whether it is not where it belongs.
 
-        A load may take CPUs from a container that shares, and a resize gives none to an owner.
+        It does not run on the CPUs that it must have, or these are not those of its pools now. A
+        container whose facts are missing belongs on the default pool. A load may take CPUs from a
+        container that shares, and a resize gives none to an owner.
         """
-        as_usual = self.placement in {Placement.DEFAULT, Placement.POLICY, Placement.PLUGIN}
-        return not self.right or (self.reason != "" and not as_usual)
+        of_pools = self.placement in {Placement.POOLS, Placement.KUBELET}
+        return not self.right or (self.reason != "" and of_pools)
+
+    @property
+    def confined(self) -> bool:
+        """Whether it runs on the default pool because a fact is missing or contradicts another."""
+        return self.placement is Placement.CONFINED
 
     @property
     def odd(self) -> bool:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from cpupool.core.pools import Pool
     from cpupool.core.topology import CPUTopology
+    from cpupool.policies.base import CPUManagerPolicy
     from cpupool.simulate.node import Chooser, Moment, SimulatedPod
     from cpupool.simulate.workload import Event
 
@@ -51,6 +52,7 @@ POLICIES: Final = (
     *(policy.value for policy in NUMAPolicy),
 )
 """The policies to compare; those after `kubelet-packed` are values of `numaPolicy`."""
+_NONE: Final[Mapping[str, type[CPUManagerPolicy]]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +125,7 @@ def compare(
     events: Iterable[Event],
     policies: Iterable[str],
     *,
+    installed: Mapping[str, type[CPUManagerPolicy]] = _NONE,
     manager: TopologyPolicy = TopologyPolicy.NONE,
     tell: Callable[[], None] = lambda: None,
 ) -> dict[str, SimulationResult]:
@@ -132,7 +135,8 @@ def compare(
         topology: the machine.
         node_pools: its pools, which are valid on the machine.
         events: pods that come and go, in the order of time; at least one.
-        policies: some of `POLICIES`.
+        policies: some of `POLICIES`, and of `installed`.
+        installed: name → the CPU manager policy of a package.
         manager: the kubelet's Topology Manager policy.
         tell: called after each event of each policy.
 
@@ -147,15 +151,20 @@ def compare(
             tell()
 
     # All pools are valid before the first run begins: no run is wasted.
-    rules = {name: rule(node_pools, topology, name) for name in policies}
+    rules = {name: rule(node_pools, topology, name, installed) for name in policies}
     return {
         name: run(topology, changed_pools, chooser, reported(), manager)
         for name, (changed_pools, chooser) in rules.items()
     }
 
 
-def rule(node_pools: NodePools, topology: CPUTopology, policy: str) -> tuple[NodePools, Chooser]:
-    """Return the pools and the chooser that stand for one of `POLICIES`.
+def rule(
+    node_pools: NodePools,
+    topology: CPUTopology,
+    policy: str,
+    installed: Mapping[str, type[CPUManagerPolicy]] = _NONE,
+) -> tuple[NodePools, Chooser]:
+    """Return the pools and the chooser that stand for one of `POLICIES`, or of `installed`.
 
     Raises:
         ConfigError: an exclusive pool cannot have that `numaPolicy`, or the pool file has no CPU
@@ -169,12 +178,12 @@ def rule(node_pools: NodePools, topology: CPUTopology, policy: str) -> tuple[Nod
         name = STATIC if cpu_manager.chooses else cpu_manager.policy
         failing = replace(cpu_manager, policy=name, installed=None, on_misfit=Misfit.FAIL)
         return replace(node_pools, cpu_manager=failing), kubelet_packed
-    if policy in CHOOSING:
+    if policy in CHOOSING or policy in installed:
         if not cpu_manager.chooses:
             what = f"the pool file's CPU manager policy is {cpu_manager.policy}, not {policy}"
             remedy = f"write cpuManager: {{policy: {policy}, reserved: CPUS}}, or compare {POOL}"
             raise ConfigError([Problem(what, remedy, path=f"{CPU_MANAGER}.{POLICY}")])
-        chosen = replace(cpu_manager, policy=policy, installed=None)
+        chosen = replace(cpu_manager, policy=policy, installed=installed.get(policy))
         node_pools = replace(node_pools, cpu_manager=chosen)
     elif policy != POOL:
         numa = NUMAPolicy(policy)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from cpupool.core.cpuset import CPUSet
+from tests import policies
 from tests.waiting import DEADLINE_S
 
 HERE = sorted(os.sched_getaffinity(0))
@@ -120,6 +121,17 @@ def test_the_choices_of_the_cpu_manager_are_said_and_drawn(folder: Path) -> None
     assert "Pod late was held until early had ended." in printed
     assert "CPU manager: static; reserved CPUs: " in printed
     assert "demo/late/main" in printed
+    assert "WRONG" not in printed
+
+
+@two_cpus
+def test_a_policy_of_a_package_chooses(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", policies.installed(folder / "packages"))
+    process = demo(folder, "--cpu-manager", "later")
+    printed, complaints = process.communicate(timeout=DEADLINE_S)
+
+    assert (process.returncode, complaints) == (0, "")
+    assert "CPU manager: later; reserved CPUs: " in printed
     assert "WRONG" not in printed
 
 

@@ -247,9 +247,7 @@ def containers(status: NodeStatus) -> Iterator[Row]:
     astray = [
         container for container in status.containers if container.wanted and not container.right
     ]
-    confined = [
-        container for container in status.containers if container.placement is Placement.CONFINED
-    ]
+    confined = [container for container in status.containers if container.confined]
     if astray:
         named = listed(
             f"{container.name} runs on {container.found}, not on {container.wanted}"

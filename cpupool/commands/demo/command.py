@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import logging
 import signal
@@ -16,7 +17,7 @@ from cpupool.commands.demo import koordinator_pods, samples
 from cpupool.commands.demo.live import LiveNode
 from cpupool.commands.demo.samples import Samples
 from cpupool.commands.pictures import drawing
-from cpupool.commands.shell import door, pool_files
+from cpupool.commands.shell import cpu_manager, door, pool_files
 from cpupool.commands.shell.beside import needs
 from cpupool.commands.shell.exit_codes import UsageError
 from cpupool.commands.shell.files import input_file, open_machine, read_text
@@ -28,9 +29,11 @@ from cpupool.commands.shell.options import (
 )
 from cpupool.config import poolconfig
 from cpupool.config.poolconfig import Source
+from cpupool.core.cpu_manager import RESERVED
 from cpupool.core.errors import ManifestError, PodRefused
 from cpupool.core.names import Names
 from cpupool.core.resources import CPU
+from cpupool.host.installed_policies import find_policy
 from cpupool.kube import manifests, views
 from cpupool.kube.earlier_admission import EarlierAdmission
 from cpupool.local import cgroups
@@ -51,7 +54,6 @@ from cpupool.qrm.resource_manager import PluginSettings
 from cpupool.telemetry import log
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from cpupool.commands.demo.live import Disturbance, ProcessRow
@@ -120,9 +122,10 @@ def add_parser(commands: Commands, summary: str) -> None:
     )
     file.add_argument(
         "--cpu-manager",
-        choices=CHOOSING,
-        help="a pool file with this CPU manager policy and without pools, instead; that of a"
-        " package: name it in the file of --config",
+        metavar="POLICY",
+        type=_cpu_manager,
+        help="a pool file with this CPU manager policy and without pools, instead:"
+        f" {', '.join(CHOOSING)}, or that of a package",
     )
     parser.add_argument(
         "--qrm",
@@ -338,9 +341,22 @@ def _pool_file(
     if arguments.qrm and len(machine.online) < 2:
         raise UsageError("--qrm needs two CPUs: one for each pool")
     policy = QRM if arguments.qrm else arguments.cpu_manager
-    text = samples.cpu_manager_file(machine, policy) if policy else samples.pool_file(machine)
+    text = samples.pool_file(machine)
+    if policy:
+        found = cpu_manager.of_package(policy)
+        reserves = found is None or RESERVED in found.settings
+        text = samples.cpu_manager_file(machine, policy, reserves=reserves)
     source = Source.of("poolconfig-demo.yaml", text)
-    return source, poolconfig.parse(source.name, source.text, names)
+    return source, poolconfig.parse(source.name, source.text, names, find_policy=find_policy)
+
+
+def _cpu_manager(text: str) -> str:
+    if text in CHOOSING or cpu_manager.of_package(text):
+        return text
+    known = ", ".join(CHOOSING)
+    raise argparse.ArgumentTypeError(
+        f"invalid choice: {text!r} (choose from {known}, or the policy of an installed package)"
+    )
 
 
 def _foreign(arguments: argparse.Namespace, pools: NodePools) -> ForeignPlugins | None:

@@ -44,10 +44,11 @@ def pool_file(machine: CPUTopology) -> str:
     return text
 
 
-def cpu_manager_file(machine: CPUTopology, policy: str) -> str:
-    """Write a pool file with a CPU manager policy, which reserves one core."""
+def cpu_manager_file(machine: CPUTopology, policy: str, *, reserves: bool = True) -> str:
+    """Write a pool file with a CPU manager policy, which reserves one core if it can."""
     first, *others = machine.cores
-    return f"cpuManager: {{policy: {policy}, reserved: {len(first) if others else 1}}}\n"
+    reserved = f", reserved: {len(first) if others else 1}" if reserves else ""
+    return f"cpuManager: {{policy: {policy}{reserved}}}\n"
 
 
 @dataclass(slots=True)

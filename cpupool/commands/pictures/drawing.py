@@ -103,12 +103,6 @@ def node_status(topology: CPUTopology, status: NodeStatus) -> RenderableType:
         for container in odd
     ]
     listed = table(("container", "runs on", "belongs on", "why"), rows)
-    verdict = (
-        f"Nothing is touched yet: the agent waits for {status.waiting_for}."
-        if status.waiting_for
-        else f"{sum(not container.astray for container in status.containers)} of"
-        f" {len(status.containers)} containers are where they belong."
-    )
     return Group(
         _text(f"Enforcement: {status.enforcement.value}", "bold"),
         *([_text(f"nri: {status.nri}", "bold")] if status.nri else []),
@@ -117,9 +111,20 @@ def node_status(topology: CPUTopology, status: NodeStatus) -> RenderableType:
         *_pools(status),
         *_cpu_manager(status),
         *_plugins(status),
-        _text(verdict, "bold"),
+        _text(_verdict(status), "bold"),
         *([listed] if odd else []),
     )
+
+
+def _verdict(status: NodeStatus) -> str:
+    """Return how many containers are where they belong."""
+    if status.waiting_for:
+        return f"Nothing is touched yet: the agent waits for {status.waiting_for}."
+    containers = status.containers
+    right = sum(not container.astray for container in containers)
+    confined = sum(container.confined for container in containers)
+    verdict = f"{right} of {len(containers)} containers are where they belong."
+    return f"{verdict} Confined to the default pool: {confined}." if confined else verdict
 
 
 def _cpu_manager(status: NodeStatus) -> Iterator[RenderableType]:

@@ -1,10 +1,13 @@
-"""The CPU manager policy of a pool file on a machine, for commands that run without an agent."""
+"""The CPU manager policy of a pool file or an option, for commands that run without an agent."""
 
 from __future__ import annotations
 
+import argparse
 from typing import TYPE_CHECKING
 
+from cpupool.config.cpu_manager import Unusable
 from cpupool.core.errors import ConfigError, errors_in
+from cpupool.host.installed_policies import find_policy, provides
 from cpupool.policies import built_in
 
 if TYPE_CHECKING:
@@ -12,6 +15,21 @@ if TYPE_CHECKING:
     from cpupool.core.errors import Problem
     from cpupool.core.pools import NodePools
     from cpupool.core.topology import CPUTopology
+    from cpupool.policies.base import CPUManagerPolicy
+
+
+def of_package(name: str) -> type[CPUManagerPolicy] | None:
+    """Return the policy of a package that chooses CPUs itself; None if no package has one.
+
+    Raises:
+        ArgumentTypeError: a package provides a policy by this name, and it cannot be used.
+    """
+    if name in built_in.BUILT_IN or not provides(name):
+        return None
+    found = find_policy(name)
+    if isinstance(found, Unusable):
+        raise argparse.ArgumentTypeError(f"{found.what}; {found.remedy}")
+    return None if found.asks_plugins else found
 
 
 def problems(file: PoolFile, machine: CPUTopology | None) -> tuple[Problem, ...]:

@@ -26,6 +26,7 @@ from cpupool.webhook.admission.rules import MOST_THREADS, CFSQuotas
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from cpupool.core.names import Names
     from cpupool.core.quantity import Quantity
     from cpupool.webhook.admission.annotation import ContainerProcesses
     from cpupool.webhook.admission.pod_requests import ContainerRequests, PodRequests
@@ -80,14 +81,18 @@ def check(pod: PodRequests, rules: Rules) -> Iterator[Problem]:
         yield from _entry(entry, by_name.get(entry.container), rules)
 
 
-def check_names(pod: PodRequests) -> Iterator[Problem]:
+def check_names(pod: PodRequests, names: Names) -> Iterator[Problem]:
     """Find resources that look like a pool's but are not, also in pods without pools."""
     for container in pod.containers:
         for resource in container.doubtful:
+            why = f"name does not begin with {PoolKind.EXCLUSIVE.value} or {PoolKind.SHARED.value}"
+            remedy = "correct it if a pool is meant"
+            if meant := names.meant(resource):
+                why = f"domain is not {meant.partition('/')[0]}"
+                remedy = f"did you mean {meant}?"
             yield Problem(
-                "this is taken for another plugin's device, as its name does not begin with"
-                f" {PoolKind.EXCLUSIVE.value} or {PoolKind.SHARED.value}",
-                "correct it if a pool is meant",
+                f"this is taken for another plugin's device, as its {why}",
+                remedy,
                 Severity.WARNING,
                 f"{container.path}.resources.limits[{shown(resource)}]",
             )

@@ -161,7 +161,7 @@ def _read(body: object, rules: Rules) -> PodRequests:
 
 def _problems(pod: PodRequests, rules: Rules) -> list[Problem]:
     found = [*pod.problems, *checks.check(pod, rules)] if pod.asks else []
-    found += checks.check_names(pod)
+    found += checks.check_names(pod, rules.names)
     return [*found, *koordinator.check(pod, rules), *_of_policies(pod, rules)]
 
 

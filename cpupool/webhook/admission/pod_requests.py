@@ -53,7 +53,7 @@ class ContainerRequests:
         requests: resource of a pool → amount, cores or milli-CPUs.
         enables_shared: how many devices of OpenShift's resource for shared CPUs it requests; 0
             where the resource is not switched on.
-        doubtful: resources of the domain that are not a pool's while their name suggests a pool.
+        doubtful: resources that are not a pool's while their name suggests a pool.
         unread: the pools whose request could not be read; a problem says why.
         readable: whether all requests could be read.
     """

@@ -16,12 +16,13 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from cpupool import cli
+from tests import policies
 from tests.machines import MACHINES
 from tests.pictures import ids
 from tests.waiting import DEADLINE_S, eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     Run = Callable[..., int]
 
@@ -134,6 +135,40 @@ def test_guide_and_readme_show_what_is_printed(
     assert "\n".join(rows) in guide
     assert cli.main(["simulate", *native[:4], "--load-trace", str(EXAMPLES / "load.csv")]) == 0
     assert capsys.readouterr().out in guide
+
+
+@pytest.fixture
+def of_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Install a policy that works, and one that cannot be imported."""
+    policies.package(tmp_path / "site", "ours", lowest="tests.policies:LowestCPUs")
+    policies.package(tmp_path / "site", "theirs", broken="no_such_module:Policy")
+    with policies.found(monkeypatch, tmp_path / "site"):
+        yield
+
+
+@pytest.mark.usefixtures("of_packages")
+def test_a_policy_of_a_package_is_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    MACHINES["arm_no_smt"].write(tmp_path)
+    pools = written(tmp_path, "cpuManager: {policy: static, reserved: 0-0}", "pools.yaml")
+    pod = POD.replace("nokia.k8s.io/exclusive_a: 2", "cpu: 2, memory: 1Gi").partition(
+        "    - {name: s"
+    )
+    pods = written(tmp_path, pod[0].replace("requests", "limits"), "pod.yaml")
+    arguments = ["simulate", "--topology", str(tmp_path), "--pools", pools, "--pods", pods]
+
+    assert cli.main([*arguments, "--policy", "lowest", "pool", "--json"]) == 0
+    policies_json = json.loads(capsys.readouterr().out)["policies"]
+    assert list(policies_json) == ["lowest", "pool"]
+    # It reserves nothing, and the policy of the file keeps CPU 0.
+    placed = {name: one["containers"][0]["cpus"] for name, one in policies_json.items()}
+    assert placed == {"lowest": "0-1", "pool": "1-2"}
+
+    assert cli.main([*arguments, "--policy", "broken"]) == 2
+    assert "the policy broken of the package theirs, no_such_module:Policy, cannot be" in (
+        capsys.readouterr().err
+    )
 
 
 POLICY_FILE = """

@@ -50,7 +50,13 @@ def test_only_our_resources_have_a_pool(resource: str, pool: str | None) -> None
         ("nokia.k8s.io/sriov_vfio_ens1f0", False),
         ("nokia.k8s.io/sriov_exclusive", False),
         ("nokia.k8s.io/enable-shared-cpus", False),
+        ("nokia.k8.io/exclusive-pool", True),
+        ("Nokia.k8s.io/shared-pool", True),
+        ("workload.openshift.com/enable-shared-cpus", True),
+        ("nokia.k8.io/sriov_vfio_ens1f0", False),
+        ("nvidia.k8s.io/shared-gpu", False),
         ("example.com/exlusive-pool", False),
+        ("exclusive-pool", False),
         ("cpu", False),
     ],
 )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cpupool import cli
+from tests import policies
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -84,3 +85,13 @@ def test_a_cpu_manager_policy_is_for_a_pool_file_of_the_demo(
     printed = capsys.readouterr()
     assert said in printed.err
     assert printed.out == ""
+
+
+def test_a_policy_of_a_package_is_one_for_the_demo(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    policies.package(tmp_path, "ours", lowest="tests.policies:LowestCPUs")
+    with policies.found(monkeypatch, tmp_path):
+        assert cli.main(["demo", "--cpu-manager", "lowest", "--plugin-folder", "plugins"]) == 2
+
+    assert "--cpu-manager is for a policy without plugins" in capsys.readouterr().err

@@ -191,6 +191,32 @@ class TestNodeStatus:
         assert "1 of 1 containers are where they belong." in " ".join(words)
         assert "a/resized/c" in words
 
+    def test_a_confined_container_is_where_it_belongs_and_counted_apart(self) -> None:
+        confined, moved = (
+            replace(
+                container(name, wanted="0-1", found=found, reason="there is no pool exclusive_x"),
+                placement=Placement.CONFINED,
+            )
+            for name, found in (("a/confined/c", "0-1"), ("a/moved/c", "2-3"))
+        )
+        for containers, verdict in (
+            (
+                (confined,),
+                "1 of 1 containers are where they belong. Confined to the default pool: 1.",
+            ),
+            (
+                (confined, moved),
+                "1 of 2 containers are where they belong. Confined to the default pool: 2.",
+            ),
+        ):
+            out = io.StringIO()
+            status = NodeStatus(NodePools(), containers)
+            drawing.show(drawing.node_status(TELCO.topology(), status), out)
+
+            words = out.getvalue().split()
+            assert verdict in " ".join(words)
+            assert "a/confined/c" in words
+
     def test_nothing_is_listed_when_all_is_well(self) -> None:
         status = NodeStatus(NodePools(), (container("a/good/c", wanted="2-3", found="2-3"),))
         out = io.StringIO()

@@ -303,6 +303,27 @@ def test_a_device_with_nearly_a_pools_name_is_a_warning(name: str, rules: Rules)
     )
 
 
+@pytest.mark.parametrize("rules", [RULES, UNKNOWN], ids=["pools known", "pools unknown"])
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("nokia.k8.io/exclusive-a", "nokia.k8s.io/exclusive-a"),
+        ("nokia.k8s.com/shared-a", "nokia.k8s.io/shared-a"),
+        ("workload.openshift.com/enable-shared-cpus", "workload.openshift.io/enable-shared-cpus"),
+    ],
+)
+def test_a_pool_of_nearly_the_domain_is_a_warning(typed: str, meant: str, rules: Rules) -> None:
+    asked = pod(container(resources={"limits": {typed: "1"}}))
+    assert admitted(asked, rules) == asked
+    domain, _, _ = meant.partition("/")
+    assert warnings(asked, rules) == (
+        (
+            f"{LIMITS}[{typed}]: this is taken for another plugin's device, as its domain is not"
+            f" {domain}; did you mean {meant}?"
+        ),
+    )
+
+
 def test_another_domain_has_its_own_names() -> None:
     rules = Rules(Names("example.com"), POOLS)
     assert admitted(pod(container(pools={"exclusive-a": "x"}), processes="]"), rules)
