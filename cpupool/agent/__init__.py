@@ -1,4 +1,4 @@
-"""The agent of a node: `app.py` makes and connects its parts, most others are one loop each.
+"""The agent of a node: `app.py` makes and connects its parts, and most other modules are one loop.
 
-The loops that speak with the runtime and with plugins are in the rooms of these.
+The loops that speak with the runtime and with plugins are in `runtime/` and `qrm/`.
 """

@@ -1,4 +1,8 @@
-"""The agent's composition root: settings in, wired roles out."""
+"""The agent as a whole: this module makes its roles, connects them, and runs them.
+
+It is the one place that knows every role. A role knows no other role: it tells of a `Change`, and
+`_connect` lists the roles that look then.
+"""
 
 from __future__ import annotations
 
@@ -67,25 +71,25 @@ class Role(Protocol):
         ...
 
     def wake(self) -> None:
-        """Look now, and whether to stop."""
+        """Look now, and end if `stop` is set."""
         ...
 
 
 class Agent:
-    """Everything that runs on a node.
+    """All roles of the agent of a node.
 
     Args:
         manager: the node's state.
         settings: its settings.
         root: where the machine's trees are.
         topology: the machine's CPUs.
-        join: makes the cluster, from where it counts and the signals of what it learns.
+        join: makes the cluster, which counts in these metrics and tells of changes by the signals.
         observe: called after each sweep.
 
     Attributes:
         manager: as given.
-        health: what the probes answer.
-        resource_manager: lets plugins decide; without their folders, earlier answers still count.
+        health: the source of the answers to probes.
+        resource_manager: lets plugins decide; without their folders, earlier answers stay valid.
         server: answers probes and scrapes; None where the settings want none.
 
     Raises:
@@ -161,7 +165,9 @@ class Agent:
         self._connect()
 
     def configure(self) -> None:
-        """Put this node's pools in force; without it, `run` does, and waits where they are refused.
+        """Put this node's pools in force.
+
+        The caller need not: `run` does it, too, and waits while the pools are refused.
 
         Raises:
             ConfigError: the pool files are refused, or they are unsafe on this machine.
@@ -170,11 +176,11 @@ class Agent:
         self._configurator.load()
 
     def wake(self) -> None:
-        """Look at pods and pools now: something of the cluster has changed."""
+        """Look at pods and pools now, because the cluster has changed."""
         self._signals.tell(Change.CLUSTER)
 
     def run(self, stop: threading.Event) -> None:
-        """Run until `stop` is set; while another agent runs on this node, wait.
+        """Run until `stop` is set, and wait while another agent runs on this node.
 
         Raises:
             LoopFailed: a loop ended with an error.
@@ -187,7 +193,7 @@ class Agent:
         loops.update(self._cluster.loops(self.health.beat))
         for name in loops.keys() - alone.keys():
             self.health.expect(name, self._silent_s)
-        # Its own hang is a probe without an answer.
+        # It has no heartbeat: if it hangs, the probe gets no answer.
         if self.server:
             loops["telemetry"] = self.server.run
         try:
@@ -196,7 +202,7 @@ class Agent:
             self._single_instance.release()
 
     def _roles(self) -> dict[str, Role]:
-        """Return what only one agent on the node may do."""
+        """Return the roles that only one agent on the node may have."""
         roles: dict[str, Role] = {
             machine_watcher.NAME: self._machine_watcher,
             load_watcher.NAME: self._load_watcher,
@@ -327,7 +333,7 @@ class Agent:
 
     def _enter(self) -> None:
         """Begin as the one agent of the node."""
-        # Only it writes there.
+        # No other agent writes there now.
         files.remove_unfinished(self._root.state, self._root.run)
         self.resource_manager.recall()
 

@@ -1,4 +1,4 @@
-"""What happens in the cgroups of pods, and when it asks for a sweep: at once, soon, later, or not.
+"""The changes in the cgroups of pods, which ask for a sweep at once, soon, later, or not.
 
 The start of a pod is dozens of events, and few of them can leave a container on wrong CPUs.
 """
@@ -25,18 +25,18 @@ _CGROUP_LEVELS: Final = 5
 """Below kubepods: QoS class, pod, and three that a runtime and a container may make."""
 _CPUS: Final = "cpuset.cpus"
 _AT_ONCE: Final = {_CPUS} | bandwidth.FILES
-"""What decides where, and for how long, the processes of a container run."""
+"""The files that decide where, and for how long, the processes of a container run."""
 _KEPT_FILES: Final = _AT_ONCE.union(cgroup_memory.FILES, cgroup_properties.FILES, partitions.FILES)
-"""What is kept of a container, and put back when another program has written it."""
+"""The files that cpupool keeps, and writes again when another program has written them."""
 
 
 class Look(Enum):
-    """When the cpusetter is to look at the containers."""
+    """The time at which the cpusetter must look at the containers."""
 
     AT_ONCE = "at once"
     SOON = "soon"
     LATER = "later"
-    """It leaves every container where it is: what else comes can be looked at with it."""
+    """The change leaves every container where it is: one look serves it and others."""
     NOT = "not"
 
 
@@ -101,7 +101,7 @@ class CgroupNews:
             yield
 
     def ensure(self) -> None:
-        """Watch what has come, and what could not be watched before."""
+        """Watch the folders that are new, or that could not be watched before."""
         for watch in self._watches:
             if watch.ensure():
                 self._touched.add(None)
@@ -109,8 +109,8 @@ class CgroupNews:
     def starts_right(self, container: ContainerID) -> bool:
         """Return whether a container that the runtime has started is where it belongs.
 
-        Any thread may call it, once for each container; a second time, and for a container whose
-        cgroup is not known, the answer is no.
+        Any thread may call it, once for each container. The second answer for a container is no,
+        and so is the answer for a container whose cgroup is not known.
         """
         cgroup = self._starting.pop(container, None)
         return cgroup is not None and self._starts_right(cgroup, container)
@@ -135,13 +135,12 @@ class CgroupNews:
         """Return the pods in whose cgroups anything has changed, None for any; and begin anew."""
         touched = self._touched.take()
         self._sharing.clear()
-        # One whose creation has failed never starts.
-        # Other threads add and take some meanwhile.
+        # A container whose creation has failed never starts. Other threads change the table now.
         for container in tuple(self._starting):
             if not self._writers.starting(container):
                 self._starting.pop(container, None)
         watched = all(watch.complete for watch in self._watches)
-        # What keeps a start waiting may have come without an event, as from a CPU that went.
+        # A start may wait without an event: a CPU that went offline sends none here.
         return touched if watched and not self._writers.delays else None
 
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Change(Enum):
-    """What has changed on the node."""
+    """A kind of change on the node."""
 
     PODS = auto()
     """The pods of the node."""
@@ -22,7 +22,7 @@ class Change(Enum):
     LOAD = auto()
     """The load has given another size to a shared set."""
     ANSWERS = auto()
-    """Plugins for resources, or their answers."""
+    """Plugins for resources have come, gone or answered."""
     POOLS = auto()
     """The pools."""
     KUBELET = auto()
@@ -38,24 +38,24 @@ class Change(Enum):
     SWEPT = auto()
     """A sweep has ended."""
     STOP = auto()
-    """The loops are to notice that they shall end."""
+    """The loops must notice that they end."""
 
 
 class Signals:
-    """Wakes the loops that act on a change; any thread may tell of one."""
+    """Wakes the loops that act on a change; any thread may tell of a change."""
 
     def __init__(self) -> None:
         self._wakes: dict[Change, tuple[Callable[[], None], ...]] = {}
 
     def connect(self, wakes: Mapping[Change, Iterable[Callable[[], None]]]) -> None:
-        """Say what is called at each change; none of it may block."""
+        """Set the functions that each change calls; none of them may block."""
         self._wakes = {change: tuple(called) for change, called in wakes.items()}
 
     def of(self, change: Change) -> Callable[[], None]:
-        """Return what tells of a change."""
+        """Return a function that tells of a change."""
         return partial(self.tell, change)
 
     def tell(self, change: Change) -> None:
-        """Wake the loops."""
+        """Wake the loops that act on a change."""
         for wake in self._wakes.get(change, ()):
             wake()

@@ -1,4 +1,4 @@
-"""The roles that write to the API server, where it takes what they write."""
+"""The roles that write to the API server, as far as the settings ask for them."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def cluster_writers(
     telemetry: Telemetry,
     ready: Callable[[], bool],
 ) -> dict[str, ClusterWriter]:
-    """Return the roles by name.
+    """Return name → role.
 
     Args:
         manager: the node's state.
-        settings: when pods fail, and as what the node's topology is published.
+        settings: say when pods fail, and how the node's topology is published.
         root: where the machine's trees are.
-        cluster: what it takes.
-        telemetry: what the roles report with.
-        ready: whether it is known who owns which CPU.
+        cluster: has a sink for each object that the agent writes.
+        telemetry: takes the roles' reports.
+        ready: returns whether the owner of each CPU is known.
     """
     health = telemetry.health
     roles: dict[str, ClusterWriter] = {}

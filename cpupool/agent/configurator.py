@@ -1,8 +1,8 @@
-"""Puts the node's pool file in force, and each edit of it while pods run.
+"""The configurator puts the node's pool file in force, and each edit of it while pods run.
 
-Level-triggered: what the pool files and the node's labels say now is compared with what was looked
-at last; events only say *look now*. An edit that is refused changes nothing: the last good pools
-stay, also over a restart of the agent, for which their text is kept.
+It is level-triggered: each look compares the pool files and the node's labels with those of the
+last look, and an event only says *look now*. An edit that is refused changes nothing. The last good
+pools stay in force, and their text is in a file for the next start of the agent.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ log = logs.get(__name__)
 NAME: Final = "configurator"
 CONDITION: Final = "labels"
 _CHECK_S: Final = 60.0
-"""How often the pool files are read without an event."""
+"""The time between two looks without an event."""
 
 _NO_FILE: Final = PoolFile(
     name="no pool file matches this node",
@@ -67,12 +67,12 @@ _NO_TEXT: Final = b""
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """What a decision about the pools is made from.
+    """The facts from which a decision about the pools follows.
 
     Attributes:
-        texts: file name → what it holds.
+        texts: file name → content.
         labels: the node's.
-        online: the online CPUs while an edit is refused, for it may fit the machine later.
+        online: the online CPUs while an edit is refused, because it may fit the machine later.
     """
 
     texts: Mapping[str, bytes]
@@ -89,8 +89,8 @@ class Configurator(StepLoop):
         last_good: the file that keeps the text of the pools in force.
         labels: the node's labels, which choose the pool file.
         topology: the machine that the pools must fit.
-        telemetry: hears of each edit, good or bad, whether the newest is in force, and whether
-            there are labels.
+        telemetry: takes a report of each edit, whether the newest is in force, and whether there
+            are labels.
         changed: called when other pools are in force.
     """
 
@@ -127,7 +127,7 @@ class Configurator(StepLoop):
         return _CHECK_S
 
     def look(self) -> None:
-        """Put in force what is new; say what is refused, and keep the pools as they are."""
+        """Put a new edit in force; report one that is refused, and keep the pools."""
         try:
             self.load()
         except ConfigError as error:
@@ -137,11 +137,11 @@ class Configurator(StepLoop):
             self._refuse([str(error)])
 
     def load(self) -> None:
-        """Put in force what is new since the last time; without labels there is nothing to choose.
+        """Put in force what is new since the last look; do nothing without the node's labels.
 
         Raises:
             ConfigError: the pool files are refused, or their pools are unsafe on this machine.
-            CPUPoolError: something cannot be read.
+            CPUPoolError: a file or the machine cannot be read.
         """
         labels = self._labels.labels()
         self._health.set(
@@ -229,7 +229,7 @@ class Configurator(StepLoop):
         problems: list[Problem] = []
         try:
             source = Source.of(self._last_good.name, checked(str(self._last_good), text))
-            # Pools stay whose policy is gone with its package: its pods have CPUs of their own.
+            # The pools stay, also without the package of their policy: pods own CPUs by it.
             parsed = poolconfig.parse_all(
                 [source], self._manager.names, problems, find_policy=find_policy
             )
@@ -258,12 +258,12 @@ class Configurator(StepLoop):
             self._last_good.parent.mkdir(parents=True, exist_ok=True)
             files.write_atomically(self._last_good, text)
         except (OSError, HostError) as error:
-            # It is needed only after a restart with a bad edit: a full disk stops nothing now.
+            # Only a restart with a bad edit reads the text, so a full disk stops nothing now.
             log.warning("last good pools not kept", file=self._last_good, error=error)
 
 
 def _news(change: PoolDifference, used: Iterable[PoolUsage]) -> dict[str, str]:
-    """Name what an edit changes, and what stays with pods until they end."""
+    """Return the changes of an edit, and the devices that stay with pods until they end."""
     draining = (f"{pool.name} ({pool.draining})" for pool in used if pool.draining)
     named = {
         "added": change.added,

@@ -1,6 +1,6 @@
-"""The cpusetter: brings every container of the node onto its CPUs and keeps it there.
+"""The cpusetter brings every container of the node onto its CPUs and keeps it there.
 
-Events only say *look now*. The thread that runs `CPUSetter.run` is the only one that writes
+An event only says *look now*. The thread that runs `CPUSetter.run` is the only one that writes
 cgroups, itself or through the container runtime.
 """
 
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 NAME: Final = "cpusetter"
 _SETTLE_S: Final = 0.02
-"""Events come in bursts, a pod start is dozens: the first is served at once, the rest together."""
+"""A pod start is dozens of events: a sweep serves the first at once, and the others together."""
 _CALM_S: Final = 0.1
-"""After a sweep, what puts no container on wrong CPUs waits for so long, to be served together."""
+"""After a sweep, events that put no container on wrong CPUs wait so long, and share a sweep."""
 _STORM_S: Final = 0.2
 _LATER_S: Final = 2.0
-"""What leaves every container where it is waits for so long: the start of a pod, and its end, take
-about a second, as the kubelet looks each second. The status is as old at times."""
+"""Events that leave every container where it is wait so long: the start of a pod and its end take
+about a second, because the kubelet looks each second. The status may be as old."""
 
 
 class CPUSetter:
@@ -41,10 +41,10 @@ class CPUSetter:
 
     Args:
         sweep: looks at every container once.
-        learner: what is known of the node.
-        news: what happens in the cgroups of pods.
-        telemetry: hears how long sweeps take, that the loop turns, and whether containers can be
-            placed.
+        learner: brings the facts about the node.
+        news: follows the cgroups of pods.
+        telemetry: takes the duration of sweeps, the beats of the loop, and whether containers can
+            be placed.
         interval_s: a sweep happens at least this often.
         swept: called after each sweep, on the sweeping thread.
         readiness_changed: called on the sweeping thread when `informed` or `ready` has changed.
@@ -121,12 +121,12 @@ class CPUSetter:
         self.wake()
 
     def facts_changed(self) -> None:
-        """Ask for a sweep at once: facts are others, and the cgroups as their events say."""
+        """Ask for a sweep at once of the cgroups that events name: facts have changed."""
         self._urgent.set()
         self._look_soon()
 
     def pods_changed(self) -> None:
-        """Ask for a sweep because the list of the pods is another one."""
+        """Ask for a sweep because the list of pods has changed."""
         if self._learner.can_wait():
             self._look_later()
         else:
@@ -162,7 +162,7 @@ class CPUSetter:
                 if stop.wait(_SETTLE_S):
                     return
                 self._urgent.wait(min(self._settle_s - _SETTLE_S, self._pause_s()))
-                # Events that come on and on are answered ever more slowly.
+                # The wait grows while events come without a pause.
                 quiet = not self._asked()
                 self._settle_s = _CALM_S if quiet else _STORM_S
 
@@ -198,7 +198,7 @@ class CPUSetter:
         """Compare every container with where it belongs, and repair what differs.
 
         Args:
-            touched: as for `Sweep.look`.
+            touched: the pods whose cgroups have changed since the last sweep; None for any.
         """
         started_s = self._now_s()
         with logs.operation("sweep"):
@@ -207,7 +207,7 @@ class CPUSetter:
         if self._learner.conflict:
             self._ready.clear()
             self._informed.clear()
-        # A node without pools has nothing to be kept on its CPUs: that is healthy.
+        # A node without pools is healthy, although no container is kept on CPUs.
         able = readiness.offers(report.waiting_for)
         if readiness.knows_owners(report.waiting_for):
             self._informed.set()

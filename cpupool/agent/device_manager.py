@@ -1,8 +1,8 @@
-"""Advertises the pools to the kubelet: one device plugin per pool.
+"""The device manager advertises the pools to the kubelet: one device plugin per pool.
 
-Nothing here is remembered for longer than it is true. Each look compares what should be (a plugin
-per pool, known to the kubelet that runs now) with what is, and mends the difference; events only
-make it look sooner.
+It is level-triggered: each look compares the plugins that there must be (one per pool, known to the
+kubelet that runs now) with those that there are, and repairs the difference. An event only makes it
+look sooner.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ class DeviceManager(StepLoop):
         manager: the node's state; its advertised pools are served.
         root: where the kubelet's folder is.
         mounts: what containers get mounted; a pool is offered once its mounts are provided.
-        telemetry: hears of registrations, that the loop turns, and whether the kubelet knows every
+        telemetry: takes registrations, the beats of the loop, and whether the kubelet knows every
             pool.
         kubelet_changed: called when another kubelet listens than before, or none.
-        ready: whether it is known who owns which CPU, and only cpupool gives CPUs out; while not,
-            nothing is offered.
-        look_s: how often to look without an event, at least; more often while the kubelet's folder
-            cannot be watched.
+        ready: returns whether the owner of each CPU is known, and only cpupool gives CPUs out; no
+            pool is offered before.
+        look_s: the longest time between two looks; shorter while the kubelet's folder cannot be
+            watched.
     """
 
     def __init__(
@@ -103,15 +103,15 @@ class DeviceManager(StepLoop):
         return self._registrar.pause_s(min(often_s, self._look_s))
 
     def _changed(self, path: Path) -> None:
-        # Other plugins' sockets and the checkpoint, which is replaced at every admission, are not
-        # ours to look at.
+        # Other plugins make sockets there, and the kubelet replaces its checkpoint at every
+        # admission.
         if path in {self._folder, self._kubelet_socket} or path.name.startswith("cpupool-"):
             self.wake()
 
     def _look(self) -> None:
         self._follow_pools()
         self._registrar.follow()
-        # Before the plugins, too: each may take as long as a kubelet that hangs.
+        # Before the plugins, too: with a kubelet that hangs each of them takes a timeout.
         self._show_condition()
         for plugin in self._plugins.values():
             # A kubelet that hangs costs a timeout for each; a stop does not wait for them all.
@@ -144,13 +144,13 @@ class DeviceManager(StepLoop):
                 )
 
     def _mountable(self) -> bool:
-        """Return whether there are the mounts of every pool."""
+        """Return whether every pool has its mounts."""
         provided = self._mounts.provided
         shared = self._manager.snapshot().resolution.shared
         return provided is not None and provided.keys() >= shared.keys()
 
     def _mounts_of(self, resource: Resource) -> tuple[Mount, ...]:
-        """Return what a container gets mounted with a resource: what its pool now has."""
+        """Return the mounts of a container with a resource: those of the pool now."""
         return self._mounts.of(self._manager.devices(resource).offer.pool)
 
     def _is_advertised(self, plugin: Plugin) -> bool:
@@ -158,7 +158,7 @@ class DeviceManager(StepLoop):
         return any(plugin.name == extended(pool.name) for pool in self._manager.advertised())
 
     def _missing(self) -> str:
-        """Return what keeps the kubelet from knowing and watching every pool; empty for nothing."""
+        """Return why the kubelet does not know and watch every pool; empty if it does."""
         if why := self._registrar.absent:
             return why
         if not self._ready():
@@ -166,7 +166,7 @@ class DeviceManager(StepLoop):
         if not self._mountable():
             return "what containers of the pools mount is being written; wait"
         for resource in self._manager.advertised():
-            # It may have become possible to offer the pool since this look began.
+            # The pool may have got its mounts since this look began.
             if resource.name not in self._plugins:
                 return f"{resource.name} is not offered yet; wait"
         return next(filter(None, map(self._registrar.missing, self._plugins.values())), "")

@@ -1,7 +1,7 @@
-"""What brings containers onto their CPUs and keeps them there, made from its parts.
+"""This module makes the roles that bring containers onto their CPUs and keep them there.
 
-That are the ways to the container runtime, the cpusetter with what it sweeps by, the NRI plugin,
-and the memory keeper.
+These are the cpusetter with the parts of its sweep, the NRI plugin, and the memory keeper. They
+share the two ways to the container runtime, NRI and CRI.
 """
 
 from __future__ import annotations
@@ -66,20 +66,20 @@ class Enforcement:
 
     Args:
         manager: decides where each container belongs.
-        settings: how often to look, and how to speak with the container runtime.
+        settings: say how often to look, and how to speak with the container runtime.
         root: where the machine's trees are.
         cluster: has the pods, and the node's annotations.
-        signals: which roles look at what has changed.
-        telemetry: what the roles report with.
+        signals: wake the roles that look at a change.
+        telemetry: takes the roles' reports.
         take_over: called before the first move, once the pods are known, with every container's
-            directory and what an earlier agent has recorded of its choices.
+            directory and an earlier agent's record of its choices.
         swept: called after each sweep, on the sweeping thread.
 
     Attributes:
         cpusetter: sweeps the cgroups.
         nri: answers the container runtime.
         memory_keeper: keeps memory nodes.
-        writers: knows which way writes each container.
+        writers: know which way writes each container.
     """
 
     def __init__(
@@ -231,7 +231,7 @@ class Enforcement:
         self.cpusetter.container_started(container)
 
     def _take_over(self, found: Sequence[FoundContainer]) -> None:
-        """Take over what an earlier agent has decided for the containers that are there."""
+        """Take over the decisions of an earlier agent for the containers that are there."""
         recorded = self._record.recorded()
         self._taken_over(found, recorded)
         self._manager.adopt(found, recorded)
@@ -240,7 +240,7 @@ class Enforcement:
 def _goals(
     root: HostRoot, quotas: CFSBandwidth, writers: Writers, metrics: Metrics
 ) -> list[Goal[Any, Any]]:
-    """Return what the cpusetter keeps after the CPUs."""
+    """Return the goals that the cpusetter keeps after the CPUs."""
     partitions = Partitions(root, os.uname().release, root.cgroup_root)
     return [
         QuotaGoal(quotas, writers, metrics),

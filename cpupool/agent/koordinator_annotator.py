@@ -1,4 +1,4 @@
-"""The CPU annotator: it writes which CPUs the agent chose into the pods of Koordinator's classes.
+"""The CPU annotator writes the CPUs that the agent chose into the pods of Koordinator's classes.
 
 koord-scheduler and other readers of `resource-status` then know CPUs that no scheduler assigned.
 Only a setting switches it on, and only an overlay of the manifests gives the agent the right.
@@ -36,7 +36,7 @@ _WORDS: Final = Words(
 
 
 class CPUAnnotator(PodWriter["tuple[PodUID, CPUSet]"]):
-    """The role that annotates pods.
+    """The role that writes the annotation of pods.
 
     A choice whose annotation was removed is not written again.
 

@@ -1,6 +1,6 @@
-"""The load watcher: measures what CPUs and pods use, for shared sets whose size follows the load.
+"""The load watcher measures the use of CPUs and pods, for shared sets whose size follows the load.
 
-It reads nothing while no set does. A measurement that fails changes nothing.
+It reads nothing while no set follows the load. A measurement that fails changes nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ log = logs.get(__name__)
 
 NAME: Final = "load watcher"
 _PERIOD_S: Final = 1.0
-"""How soon best-effort pods give way to a load."""
+"""Best-effort pods give way to a load within this time."""
 _IDLE_S: Final = 60.0
 
 
@@ -35,7 +35,7 @@ class LoadWatcher(StepLoop):
     Args:
         manager: takes each measurement.
         read: reads the CPU time.
-        health: hears that the loop turns.
+        health: takes the beats of the loop.
         changed: called when a shared set has another size.
         period_s: the time between two readings.
         now_s: a monotonic clock.

@@ -1,7 +1,8 @@
-"""Watches which CPUs containers can have, and puts every change in force.
+"""The machine watcher follows the CPUs that containers can have, and puts each change in force.
 
-Level-triggered: each look compares what is online, and what cgroups withhold, with what the manager
-knows. The kernel's events only make it look sooner.
+It is level-triggered: each look compares the CPUs that are online, and those that cgroups withhold,
+with the manager's. The kernel's events only make it look sooner. The loop waits for these events in
+one call of the kernel, so it is no `StepLoop`.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ class MachineWatcher:
 
     Args:
         manager: takes each reading.
-        topology: where the machine's CPUs are read from.
-        health: hears that the loop turns.
+        topology: reads the machine's CPUs.
+        health: takes the beats of the loop.
         changed: called when CPUs went offline or came back.
-        listen: where the kernel's events come from.
-        withheld: reads which CPUs that run are not among those of `topology`; None where all are.
+        listen: opens the kernel's events.
+        withheld: reads the running CPUs that `topology` leaves out; None where it leaves out none.
     """
 
     def __init__(
@@ -76,20 +77,20 @@ class MachineWatcher:
                 events.wait(self._pause_s(events.silence))
 
     def wake(self) -> None:
-        """Look now: a CPU may be offline, or `run` is to notice that it shall stop."""
+        """Look now: a CPU may be offline, or `run` is to notice `stop`."""
         if self._events is not None:
             self._events.wake()
 
     def look(self) -> None:
-        """Put in force which CPUs are online, and which of them containers cannot have."""
+        """Tell the manager which CPUs are online, and which of them containers cannot have."""
         try:
             online, withheld = self._topology.online(), self._withheld()
             before = self._manager.snapshot().facts.topology
             if (online, withheld) == (before.online, before.withheld):
                 return
-            # Reading a large machine would keep containers for long on the CPUs of others.
+            # A large machine takes long to read, and containers would stay on the CPUs of others.
             shrinks = online <= before.online
-            # Another thread may read the machine meanwhile: each reading has its own causes.
+            # Another thread may read the machine meanwhile: its causes belong to its reading.
             now = (
                 replace(before.cut_to(online), withheld=withheld)
                 if shrinks

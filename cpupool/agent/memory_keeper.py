@@ -1,8 +1,8 @@
-"""The memory keeper: it keeps the memory of containers on the NUMA nodes that they must have.
+"""The memory keeper keeps the memory of containers on the NUMA nodes that they must have.
 
 A write of memory nodes may take seconds, so the cpusetter does not make it. Each turn follows a
-sweep, so that the CPUs are right before memory moves. The write itself runs in a thread that the
-role leaves behind at its end: the kernel ends no write before the pages have moved.
+sweep, so that the CPUs are right before memory moves. The write itself runs in a thread, which the
+role leaves behind when it ends: the kernel ends no write before the pages have moved.
 """
 
 from __future__ import annotations
@@ -47,10 +47,9 @@ class MemoryKeeper(StepLoop):
     Args:
         decided: returns the decisions, once their choices are recorded.
         tree: the memory nodes of the cgroups.
-        placed: as for `MemoryGoal`.
+        placed: container → its memory nodes, which the runtime repeats in each of its updates.
         look: asks for a sweep.
-        telemetry: hears notices for pods' owners, how many writes there are, and that the loop
-            turns.
+        telemetry: takes notices for pods' owners, the number of writes, and the beats of the loop.
         now_s: a monotonic clock.
     """
 
@@ -77,7 +76,7 @@ class MemoryKeeper(StepLoop):
         self._due_s = math.inf
 
     def swept(self, report: SweepReport) -> None:
-        """Begin a turn after a sweep, if there is anything to do; called on the sweeping thread."""
+        """Begin a turn after a sweep, if memory nodes may differ; called on the sweeping thread."""
         if report.waiting_for:
             return
         found, resolution = report.found, self._decided().resolution
@@ -86,7 +85,7 @@ class MemoryKeeper(StepLoop):
         if not same:
             placements = resolution.containers.values()
             self._concerned = any(placed.assignment.memory for placed in placements)
-        # A container without memory nodes is looked at, too: later it is not new.
+        # The goal must see a container without memory nodes, too: it is not new later.
         if self._concerned or not same or before != self._seen:
             self._turn.set()
             self.wake()
@@ -103,7 +102,7 @@ class MemoryKeeper(StepLoop):
         return min(_IDLE_S, max(0.0, self._due_s - self._now_s()))
 
     def turn(self) -> float:
-        """Put right what the last sweep has found, and return when the next turn is due.
+        """Repair the containers that the last sweep found; return when the next turn is due.
 
         Raises:
             ThreadFailed: a write has failed by a bug.

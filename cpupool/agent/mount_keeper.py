@@ -1,8 +1,8 @@
-"""The mount keeper: what containers mount is there before a pool is offered, and stays true.
+"""The mount keeper writes the files that containers mount, and keeps them true.
 
-That is the process starter, and a folder of files for each shared pool. The files are written while
-the cpusetter moves the containers: an application that starts in between waits until its cpuset and
-the files of its pools agree.
+These are the process starter, and a folder of files for each shared pool. They are there before a
+pool is offered. The role writes them while the cpusetter moves the containers: an application that
+starts in between waits until its cpuset and the files of its pools agree.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class MountKeeper(StepLoop):
 
     Args:
         manager: the node's state.
-        mounts: what containers mount.
-        health: hears that the loop turns.
-        ready: whether it is known who owns which CPU, and only cpupool places containers.
-        provided: called when the mounts of shared pools are others than before.
-        look_s: how often to look without an event; more often after a failure.
+        mounts: the files that containers mount.
+        health: takes the beats of the loop.
+        ready: returns whether the owner of each CPU is known, and only cpupool places containers.
+        provided: called when the mounts of shared pools have changed.
+        look_s: the time between two looks without an event; shorter after a failure.
     """
 
     def __init__(
@@ -63,11 +63,11 @@ class MountKeeper(StepLoop):
     def swept(self, overwritten: Collection[str] = ()) -> None:
         """Note a sweep: the CPUs of shared pools may have changed.
 
-        Any thread may call it; what cannot be written yet is not forgotten.
+        Any thread may call it. The role keeps what it cannot write yet.
 
         Args:
-            overwritten: shared pools whose containers are to look at their CPUs, which may be the
-                same as before.
+            overwritten: shared pools whose containers must look at their CPUs, even if these are
+                the same as before.
         """
         self._announced.extend(overwritten)
         if overwritten or self._manager.snapshot().resolution.shared != self._mounts.provided:

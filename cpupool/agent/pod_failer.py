@@ -1,4 +1,4 @@
-"""The pod failer: it sets the phase of pods to Failed that cannot have CPUs of their own.
+"""The pod failer sets the phase of a pod to Failed if the pod cannot have CPUs of its own.
 
 Only the pool file switches it on (`onMisfit: fail`), and only an overlay of the manifests gives the
 agent the right.
@@ -27,7 +27,7 @@ log = logs.get(__name__)
 
 NAME: Final = "pod failer"
 _AGAIN_S: Final = 10.0
-"""The kubelet may write a status over ours that it made before: the pod is failed again then."""
+"""The kubelet may write an older status over ours: the role then fails the pod again."""
 _WORDS: Final = Words(
     forbidden="the agent may not fail pods, they stay held",
     remedy="apply the overlay daemonsets/fail-misfits, or change onMisfit",
@@ -36,7 +36,7 @@ _WORDS: Final = Words(
 
 
 class PodFailer(PodWriter[str]):
-    """The role that fails misfits; a pod is one until the watch shows its new phase.
+    """The role that fails misfits; a pod is a misfit until the watch shows its new phase.
 
     Args:
         manager: the node's state.
@@ -81,8 +81,9 @@ class PodFailer(PodWriter[str]):
 def _misfits(snapshot: Snapshot) -> Iterator[tuple[Pod, PlacementError]]:
     """Yield the pods that the pool file wants to fail, the oldest first, with their refusals.
 
-    A pod that fits once ending pods have left their CPUs stays held: their CPUs come free soon. The
-    kubelet may still name the devices of another one. No pod fails whose containers may run.
+    A pod that fits once ending pods have left their CPUs stays held, because these CPUs come free
+    soon. So does a pod whose devices the kubelet may still name. A pod whose containers may run
+    does not fail.
     """
     facts, resolution = snapshot
     if facts.pools.cpu_manager.on_misfit is not Misfit.FAIL:

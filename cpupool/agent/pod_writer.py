@@ -1,7 +1,7 @@
 """The frame of roles that write into pods, one pod after the other.
 
-Level-triggered: each step takes one pod from the latest snapshot. The API server may refuse a
-write; it is then tried again, ever more rarely.
+It is level-triggered: each step takes one pod from the latest snapshot. The API server may refuse a
+write. The role then tries again, with growing pauses.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Write:
         pod: the pod.
         due_s: when it is due for the first time; infinite for a pod that has it already.
         send: asks the API server; raises `APIError`.
-        done: called once the API server has taken it.
-        again_s: how long the API server may take to show it, before it is due again; infinite if
+        done: called once the API server has accepted it.
+        again_s: the time in which the API server must show it, before it is due again; infinite if
             once is enough.
     """
 
@@ -54,11 +54,11 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """What the log says of a write that the API server refuses.
+    """The log's words for a write that the API server refuses.
 
     Attributes:
-        forbidden: the fact, without the right to write.
-        remedy: what to do then.
+        forbidden: the fact, if the agent lacks the right.
+        remedy: the remedy for that.
         refused: the fact, after any other refusal.
     """
 
@@ -72,7 +72,7 @@ class PodWriter(StepLoop, Generic[K]):
 
     Args:
         name: the name of its loop.
-        words: what the log says of refusals.
+        words: the log's words for refusals.
         interrupt: ends the present request.
         health: receives the beats of the loop.
         now_s: a monotonic clock.
@@ -96,16 +96,16 @@ class PodWriter(StepLoop, Generic[K]):
 
     @abstractmethod
     def _wanted(self, now_s: float) -> Mapping[K, Write]:
-        """Return the writes that pods need: what identifies a write → the write."""
+        """Return key → write for each write that pods need."""
 
     def look(self) -> None:
         """Look at the pods now: one may need a write."""
-        # Most nodes never need one, and each sweep asks.
+        # Each sweep asks, and most nodes never need a write.
         if self._attempts or self._may_write():
             super().wake()
 
     def _may_write(self) -> bool:
-        """Return whether a pod can need a write; any thread asks, and must not wait."""
+        """Return whether a pod can need a write; any thread calls it, so it must not block."""
         return True
 
     def wake(self) -> None:
@@ -114,7 +114,7 @@ class PodWriter(StepLoop, Generic[K]):
         self._interrupt()
 
     def step(self) -> float:
-        """Make the write that is due first, if one is due; return the seconds to the next step."""
+        """Make the first write that is due; return the seconds to the next step."""
         now_s = self._now_s()
         wanted = self._wanted(now_s)
         self._attempts = {

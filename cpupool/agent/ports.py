@@ -1,4 +1,4 @@
-"""What the loops of the agent need of the API server; adapters satisfy it structurally."""
+"""The interfaces between the agent's loops and the API server; adapters fit them unnamed."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class NodeTopologySink(Protocol):
         ...
 
     def wakes(self, changed: Callable[[], None]) -> None:
-        """Call this at each change of the object; it must not block."""
+        """Set the function that each change of the object calls; it must not block."""
         ...
 
     def apply(self, node_uid: str, values: Values) -> None:

@@ -1,4 +1,4 @@
-"""The reporter: writes down what the agent sees, for `cpupool status` and for metrics.
+"""The reporter publishes the node's state, in a file for `cpupool status` and as metrics.
 
 It has a loop of its own, so that no sweep waits for a disk.
 """
@@ -31,8 +31,8 @@ NAME: Final = "reporter"
 _PAUSE_S: Final = 0.5
 _LONGEST_PAUSE_S: Final = 2.0
 _SHARE: Final = 1000
-"""The reporter pauses for so many times as long as it has worked: in a burst of pods the node has
-other work, and each status replaces the last."""
+"""The reporter pauses so many times as long as it has worked: in a burst of pods the node has other
+work, and each status replaces the last."""
 _IDLE_S: Final = 60.0
 
 
@@ -41,10 +41,10 @@ class Reporter(StepLoop):
 
     Args:
         manager: the node's state.
-        writers: who writes new containers.
+        writers: choose the writer of new containers.
         status: the file that `cpupool status` reads.
-        telemetry: shows the use of the pools; hears that the loop turns.
-        plugins: returns what plugins for resources have said last.
+        telemetry: shows the use of the pools, and takes the beats of the loop.
+        plugins: returns the last words of plugins for resources.
         cpu_s: the CPU time of the reporting thread.
     """
 
@@ -70,7 +70,7 @@ class Reporter(StepLoop):
         self._report: SweepReport | None = None
 
     def swept(self, report: SweepReport) -> None:
-        """Take what a sweep saw; only the last of several in a moment is published."""
+        """Take the report of a sweep; a later report replaces one that is not published yet."""
         self._report = report
         self.wake()
 
@@ -80,7 +80,7 @@ class Reporter(StepLoop):
             began_s = self._cpu_s()
             self._publish(self._report)
             worked_s = self._cpu_s() - began_s
-            # A wait that the next sweep does not end.
+            # The next sweep must not end this wait.
             self._stop.wait(min(max(_PAUSE_S, _SHARE * worked_s), _LONGEST_PAUSE_S))
         return _IDLE_S
 

@@ -1,4 +1,4 @@
-"""What the agent is made with: its settings, and its cluster."""
+"""The settings of the agent, and its interface to the cluster."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ SWEEP_INTERVAL_S: Final = AgentSettings().sweep_interval_s
 
 @dataclass(frozen=True, slots=True)
 class RuntimeSettings:
-    """How the agent speaks with the container runtime.
+    """The settings for the conversation with the container runtime.
 
     Attributes:
-        enforcement: the one way in which containers are written; None for the best that works.
-        missing_facts: how a container is treated whose devices are unknown, or whose CPUs another
+        enforcement: the only way to write containers; None for the best that works.
+        missing_facts: the treatment of a container whose devices are unknown, or whose CPUs another
             pod has.
-        waits: for which pods the NRI plugin waits before it connects.
-        cri_socket: where the runtime listens for CRI; None to try the usual places.
-        launch: how the runtime has started this process as its NRI plugin, if it has.
+        waits: the pods for which the NRI plugin waits before it connects.
+        cri_socket: the runtime's socket for CRI; None to try the usual places.
+        launch: the runtime's start of this process as its NRI plugin; None if it has not.
     """
 
     enforcement: Writer | None = None
@@ -50,18 +50,18 @@ class RuntimeSettings:
 
     @property
     def plugged(self) -> bool:
-        """Whether the agent is to be the runtime's NRI plugin."""
+        """Whether the agent is the runtime's NRI plugin."""
         return self.enforcement in {None, Writer.NRI}
 
 
 @dataclass(frozen=True, slots=True)
 class TopologySettings:
-    """As what the node's topology is published.
+    """The settings for the publication of the node's topology.
 
     Attributes:
-        publishing: what is published.
+        publishing: the published parts.
         node: this node's name in the cluster.
-        kubelet: where the kubelet's configuration is, which says what it reserves.
+        kubelet: the files of the kubelet's configuration, which has its reservations.
     """
 
     publishing: Publishing = Publishing.OFF
@@ -71,17 +71,17 @@ class TopologySettings:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What the agent is made with, from its settings and its surroundings.
+    """The agent's settings, and the facts of its surroundings.
 
     Attributes:
         config: the folder with `poolconfig-<name>.yaml` files.
-        interval_s: a sweep happens at least this often, whether or not an event calls for one.
+        interval_s: a sweep happens at least this often, also without an event.
         telemetry: address, empty for every one, and port of probes and metrics; None for neither.
-        starter: the process starter, for containers to have mounted; None for none.
-        fail_misfit_after_s: how long a pod is held before it fails.
-        runtime: how it speaks with the container runtime.
-        plugins: which plugins for resources it asks.
-        topology: as what it publishes the node's topology.
+        starter: the process starter that containers mount; None for none.
+        fail_misfit_after_s: the time for which a pod is held before it fails.
+        runtime: the settings for the container runtime.
+        plugins: the settings for resource plugins.
+        topology: the settings for the publication of the node's topology.
     """
 
     config: Path
@@ -97,13 +97,13 @@ class Setup:
     def of(
         cls, given: AgentSettings, *, writer: Writer | None, launch: Launch | None, own_pod: str
     ) -> Self:
-        """Return what the agent's settings say.
+        """Return the setup from the agent's settings.
 
         Args:
             given: the settings.
-            writer: the one way to write containers; None for what the node offers.
-            launch: how the runtime has started this process as its NRI plugin, if it has.
-            own_pod: as for `WaitRules`.
+            writer: the only way to write containers; None for the best that works.
+            launch: the runtime's start of this process as its NRI plugin; None if it has not.
+            own_pod: `namespace/name` of the agent's pod; empty for none.
         """
         return cls(
             config=Path(given.config),
@@ -128,36 +128,36 @@ class Setup:
 
 
 class Cluster(PodSource, NodeLabels, Protocol):
-    """What the agent learns of its cluster, and where it tells something."""
+    """The agent's interface to its cluster: facts to read, and objects to write."""
 
     @property
     def events(self) -> EventSink:
-        """Takes what pods' authors and the node's admin shall hear."""
+        """Sends Events to pods' authors and the node's admin."""
         ...
 
     @property
     def config_map(self) -> ConfigMapSource | None:
-        """The ConfigMap with the pool files; None where the folder of the settings counts."""
+        """The ConfigMap with the pool files; None if the folder of the settings has them."""
         ...
 
     @property
     def pod_status(self) -> PodStatusSink | None:
-        """Writes that a pod has failed; None where no API server keeps the pods."""
+        """Writes that a pod has failed; None without an API server."""
         ...
 
     @property
     def pod_annotations(self) -> PodAnnotationSink | None:
-        """Writes which CPUs the agent chose for a pod; None where it does not."""
+        """Writes the CPUs that the agent chose for a pod; None if it writes none."""
         ...
 
     @property
     def node_status(self) -> NodeResourceSink | None:
-        """Writes what plugins offer for the node into its status; None where it does not."""
+        """Writes the resources of plugins into the node's status; None if it writes none."""
         ...
 
     @property
     def topology(self) -> NodeTopologySink | None:
-        """Where the node's topology is published; None where it is not."""
+        """Publishes the node's topology; None if it is not published."""
         ...
 
     def node(self) -> Node | None:
@@ -165,9 +165,9 @@ class Cluster(PodSource, NodeLabels, Protocol):
         ...
 
     def loops(self, beat: Callable[[str], None]) -> Mapping[str, Loop]:
-        """Return what must run, by name, to hear from the cluster; each beats with its name."""
+        """Return name → loop that follows the cluster; each loop beats with its name."""
         ...
 
     def wake(self) -> None:
-        """Make the loops notice that they shall stop."""
+        """Make the loops notice `stop`."""
         ...

@@ -1,4 +1,4 @@
-"""One agent on a node: the loops of a second one wait for the end of the first."""
+"""One agent works on a node: the loops of a second agent wait for the end of the first."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class SingleInstance:
 
     Args:
         lock: the file that the node's one agent holds locked.
-        health: hears of waiting, and which loops must beat.
-        silent_s: how long a loop may give no heartbeat.
-        serving_s: loop → how long, for loops that peers wait for.
+        health: shows the wait, and expects the beats of the loops.
+        silent_s: the time in which a loop must beat.
+        serving_s: loop → the same, for loops that peers wait for.
         unready: the conditions of roles that must not look ready before they have run.
         entered: called once this process has the lock, before any of the loops.
     """
@@ -50,19 +50,19 @@ class SingleInstance:
         self._entered = False
 
     def run(self, name: str, loop: Loop, stop: threading.Event) -> None:
-        """Run a loop until `stop` is set, and before that wait for the end of another agent."""
+        """Wait for the end of another agent, then run a loop until `stop` is set."""
         if self._alone(stop):
             within_s = self._serving_s.get(name, self._silent_s)
             self._health.expect(name, within_s, serves=name in self._serving_s)
             loop(stop)
 
     def release(self) -> None:
-        """Let another agent work."""
+        """Release the lock, so that another agent can work."""
         self._lock.release()
 
     def _alone(self, stop: threading.Event) -> bool:
-        """Wait until no other agent runs on this node; return whether it came to that."""
-        # The first loop that comes here asks for all.
+        """Wait until no other agent runs on this node; return False if `stop` ends the wait."""
+        # The first loop that comes here takes the lock for all.
         with self._entering:
             if not self._entered and not stop.is_set():
                 try:

@@ -1,7 +1,7 @@
-"""The topology reporter: tells schedulers what each NUMA node of this node can give now.
+"""The topology reporter publishes the free resources of each NUMA node, for schedulers.
 
 It writes one NodeResourceTopology, on change and at most once in some seconds. It leaves a field to
-another manager that has set it. Level-triggered: each step compares the object with the node.
+another manager that has set it. It is level-triggered: each step compares the object with the node.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ _PAUSE_S: Final = 5.0
 """The time between two looks at the node: a burst of pods is one or two writes."""
 _LONGEST_PAUSE_S: Final = 60.0
 _IDLE_S: Final = 60.0
-"""No event tells of other plugins' devices, and of memory."""
+"""The devices of other plugins, and memory, change without an event."""
 _REMEDIES: Final = {403: GRANT, 404: CREATE_CRD}
-"""Status of a refused write → what to do."""
+"""Status of a refused write → remedy."""
 
 
 class TopologyReporter(StepLoop):
@@ -55,12 +55,13 @@ class TopologyReporter(StepLoop):
     Args:
         manager: the node's state.
         sink: the object.
-        publishing: what to publish.
+        publishing: the published parts.
         node: returns the Node, None while it is not known.
         node_name: its name.
-        around: reads what the node's state does not have.
-        ready: whether it is known who owns which CPU; before that nothing is published.
-        telemetry: hears of other managers of the object, of writes, and that the loop turns.
+        around: reads the facts that the node's state does not have.
+        ready: returns whether the owner of each CPU is known; the role publishes nothing before.
+        telemetry: takes the names of the object's other managers, writes, and the beats of the
+            loop.
         now_s: a monotonic clock.
     """
 
@@ -130,7 +131,7 @@ class TopologyReporter(StepLoop):
         return self._settled()
 
     def _write(self, node_uid: str, given: Values) -> float:
-        """Write the object; the same values that another program removes, later and later."""
+        """Write the object; with growing pauses if another program removes the same values."""
         now_s, again = self._now_s(), given == self._written
         if again and now_s < self._rewrite_s:
             self._settled()
@@ -187,12 +188,12 @@ def _pause_s(tries: int) -> float:
 def surroundings(
     root: HostRoot, files: KubeletFiles, publishing: Publishing
 ) -> Callable[[], Surroundings]:
-    """Return what reads the facts that the published topology needs from this machine.
+    """Return a function that reads the facts for the published topology from this machine.
 
     Args:
-        root: where the machine's folders are.
-        files: where the kubelet's configuration is.
-        publishing: what is published.
+        root: the machine's folders.
+        files: the files of the kubelet's configuration.
+        publishing: the published parts.
     """
     devices = PodResources(root.podresources_socket)
     kubelet = KubeletConfigFile(files, host=root)

@@ -1,4 +1,4 @@
-"""What a sweep makes known: how containers are, as metrics, and what must be known of them."""
+"""The announcements of a sweep: metrics of containers' states, and notices for pods' owners."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ log = logs.get(__name__)
 
 
 class Announcer:
-    """Announces what is different since the last sweep; only the sweeping thread calls it.
+    """Announces the changes since the last sweep; only the sweeping thread calls it.
 
     Args:
-        events: where notices for pods' owners go.
-        metrics: where the states of containers are counted.
+        events: takes notices for pods' owners.
+        metrics: counts the states of containers.
     """
 
     def __init__(self, events: EventSink, metrics: Metrics) -> None:
@@ -35,11 +35,11 @@ class Announcer:
         self._causes: Counter[str] | None = None
 
     def conflict(self, why: str, *, known: bool) -> None:
-        """Say that the kubelet's static CPU manager works; `why` is empty where it does not.
+        """Report that the kubelet's static CPU manager works; `why` is empty if it does not.
 
         Args:
-            why: what must change.
-            known: whether it has been said.
+            why: the setting that must change.
+            known: whether it is reported already.
         """
         self._metrics.cpu_manager_conflict(found=bool(why))
         if why and not known:
@@ -63,13 +63,13 @@ class Announcer:
         *,
         changed: bool,
     ) -> None:
-        """Publish what pods' owners must know, where it may be something else.
+        """Publish notices for pods' owners, as far as they may have changed.
 
         Args:
-            kept: what they must know of the goals.
+            kept: the notices of the goals.
             others: returns the other notices.
             now_s: the time.
-            changed: whether the others may have changed.
+            changed: whether the other notices may have changed.
         """
         if changed or kept != self._kept or now_s >= self._notices.due_s:
             self._kept = kept

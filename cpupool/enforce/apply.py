@@ -1,4 +1,4 @@
-"""Bring one container's cgroup to its set: read, plan, write, verify."""
+"""The writes that bring one container's cgroup to its set: read, plan, write, verify."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def bring(
         tree: the cgroups.
         path: the container's.
         want: the set that it must run on.
-        attempts: how often to try.
-        before: as for `plan`.
+        attempts: the number of attempts.
+        before: the set that the nested cgroups followed last; None if it is not known.
 
     Raises:
-        CgroupNotFound: the container has ended; what was changed above it is put back.
+        CgroupNotFound: the container has ended; the cgroups above it are as before.
         CgroupWriteRejected: the kernel refused a value (`errno` tells why), or took them all and
             the container does not run on `want` (`errno` is 0).
         HostFileError: the tree cannot be read.
@@ -59,14 +59,14 @@ def bring(
 def bring_nested(tree: CgroupAccess, path: str, want: CPUSet, before: CPUSet) -> bool:
     """Let nested cgroups follow a container that its runtime has written; return whether they did.
 
-    A runtime writes the container's own cgroup, and may do so after `bring` has given up. A cgroup
-    that has ended is in nothing's way.
+    A runtime writes the container's own cgroup, and may do so after `bring` has given up. A nested
+    cgroup that has ended is left out.
 
     Args:
         tree: the cgroups.
         path: the container's.
         want: the set that it runs on.
-        before: as for `plan`.
+        before: the set that the nested cgroups followed last.
     """
     try:
         with suppress(CgroupNotFound):
@@ -105,7 +105,7 @@ def _attempt(
             except CgroupNotFound:
                 if not step.path.startswith(f"{path}/"):
                     raise
-                # A nested cgroup that is gone is in no container's way.
+                # A nested cgroup that has ended needs no set.
                 continue
             made.append(done)
             undo.append(Write(done.path, now[done.path]))

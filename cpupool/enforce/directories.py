@@ -1,4 +1,4 @@
-"""The directories of containers that are there; what has not been touched is not read again."""
+"""The directories of containers; a sweep reads only those again in which something has changed."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class Directories:
         self._found_any = False
 
     def read(self, touched: AbstractSet[str] | None = None) -> tuple[FoundContainer, ...] | None:
-        """Return every directory; None where they cannot be read.
+        """Return every directory; None if they cannot be read.
 
         Args:
-            touched: the pods whose directories are read, the others' are as they were; None for
-                all.
+            touched: the pods whose directories to read, while the others stay as they were; None
+                for all.
         """
         known: defaultdict[str, list[FoundContainer]] = defaultdict(list)
         if touched is not None:
@@ -56,7 +56,7 @@ class Directories:
         return tuple(found for found in there if not self._writers.starting(ContainerID(found.id)))
 
     def make_room(self, resolution: Resolution) -> None:
-        """Let the cgroups above containers have the CPUs that have come online."""
+        """Add the CPUs that have come online to the cgroups above containers."""
         if resolution.online <= self._room:
             self._room = resolution.online
             return
@@ -71,7 +71,7 @@ class Directories:
             self._room = resolution.online
 
     def check_root(self, found: tuple[FoundContainer, ...], resolution: Resolution) -> None:
-        """Complain where the runtime has containers, and no cgroup of any has ever been found."""
+        """Log once if the runtime has containers and the agent has found no cgroup of any."""
         self._found_any |= bool(found)
         if resolution.containers and not self._found_any:
             self._sources.complain(

@@ -1,6 +1,7 @@
-"""Which program probably overwrote a cgroup, and moved a container away from its CPUs.
+"""The program that probably overwrote a cgroup, and moved a container away from its CPUs.
 
-Pure: the judgement takes the cgroup as it was found, and as it was before.
+No cgroup names its writer. So this module judges by the cgroup as the sweep found it, and by the
+cgroup before. It does no I/O.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Reason(Enum):
-    """Why a container was not on its CPUs; for a foreign write, the probable program."""
+    """The reason why a container was not on its CPUs; for a foreign write, the probable program."""
 
     NEW = "new"
     """It has not been put there yet."""
@@ -36,7 +37,7 @@ class Reason(Enum):
 
     @property
     def remedy(self) -> str:
-        """What keeps the foreign writer away."""
+        """The remedy against the foreign writer."""
         return _REMEDIES.get(self, "find the program that writes this cgroup too")
 
 
@@ -53,7 +54,7 @@ _REMEDIES: Final = {
 
 
 def reason(*, new: bool, was_right: bool) -> Reason:
-    """Return why a cgroup is not as it should be, as far as its history tells.
+    """Return why a cgroup is not as it must be, as far as its history shows.
 
     Args:
         new: its container has just started.

@@ -3,8 +3,8 @@
 The scheduler then moves no thread between these CPUs, and no other thread comes near them (cgroup
 version 2). It is for containers that have no other CPUs: threads on shared CPUs need the balancing.
 
-Each change makes the kernel rebuild the scheduling domains of the whole node, so nothing is written
-that is right already.
+Each write makes the kernel rebuild the scheduling domains of the whole node. So the goal writes
+only what differs.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ log = logs.get(__name__)
 
 _EVENT: Final = "CPULoadBalancingRefused"
 _LASTS_S: Final = 5.0
-"""An init container that has just ended may stand in the way of the next container on its CPUs."""
+"""The cgroup of an init container that has just ended may still have the next container's CPUs."""
 
 _ASK: Final = "request exclusive pools only"
 
 
 @dataclass(frozen=True, slots=True)
-class _Wish:
+class _Container:
     """A container that is to be isolated, and the CPUs of its own, offline ones included."""
 
     key: ContainerKey
@@ -53,17 +53,17 @@ class _Wish:
 
 
 class _Change(NamedTuple):
-    """What a cgroup is made: an isolated partition, or an ordinary cgroup again."""
+    """The wanted kind of a cgroup: an isolated partition, or an ordinary cgroup again."""
 
     path: str
     isolated: bool
 
 
 class LoadBalancingGoal:
-    """Isolates the containers that want it and can have it, and no others; a `repair.Goal`.
+    """Isolates exactly the containers that ask for it and can be isolated; a `repair.Goal`.
 
-    A new agent reads what is isolated from the cgroups, until that succeeds, and goes on from it.
-    While no container asks, nothing more is read, and nothing is written.
+    A new agent first reads the isolated cgroups, again and again until that succeeds. While no
+    container asks, it reads and writes nothing more.
 
     Args:
         tree: the isolated partitions.
@@ -78,36 +78,38 @@ class LoadBalancingGoal:
         self._held: dict[str, CPUSet] = {}
         self._has_read = False
         self._failures = Failures()
-        self._wishes: dict[str, _Wish] = {}
+        self._containers: dict[str, _Container] = {}
         self._refusals: dict[ContainerKey, Notice] = {}
 
     def wants(
         self, found: Sequence[FoundContainer], resolution: Resolution
     ) -> Mapping[_Change, CPUSet]:
-        """Return what to isolate and to release, each with its CPUs."""
-        self._wishes, self._refusals = {}, {}
-        strangers: set[str] = set()
+        """Return the cgroups to isolate and to release, each with its CPUs."""
+        self._containers, self._refusals = {}, {}
+        unknown: set[str] = set()
         self._learn()
         for container in found:
             key = (container.pod, ContainerID(container.id))
             placed = resolution.containers.get(key)
             if placed is None:
-                strangers.add(container.path)
+                unknown.add(container.path)
             elif not placed.container.balanced:
                 notice = _refusal(placed, self._tree.obstacle)
                 cpus = _own(container, placed.assignment)
                 if notice is not None:
                     self._refusals[key] = notice
                 elif cpus:
-                    self._wishes[container.path] = _Wish(key, placed, cpus)
+                    self._containers[container.path] = _Container(key, placed, cpus)
         # The releases come first: a restarted container has the CPUs of its predecessor.
         released = {
             _Change(path, isolated=False): cpus
             for path, cpus in self._held.items()
-            if path not in strangers
-            and (path not in self._wishes or self._wishes[path].cpus != cpus)
+            if path not in unknown
+            and (path not in self._containers or self._containers[path].cpus != cpus)
         }
-        isolated = {_Change(path, isolated=True): wish.cpus for path, wish in self._wishes.items()}
+        isolated = {
+            _Change(path, isolated=True): each.cpus for path, each in self._containers.items()
+        }
         return {**released, **isolated}
 
     def put_right(
@@ -137,12 +139,12 @@ class LoadBalancingGoal:
         """Yield the containers that are not isolated, or not for long."""
         for key, notice in self._refusals.items():
             yield (key, notice.event), notice
-        for path, wish in self._wishes.items():
-            for notice in _outcome(wish.placed, targets[_Change(path, isolated=True)]):
-                yield (wish.key, notice.event), notice
+        for path, each in self._containers.items():
+            for notice in _outcome(each.placed, targets[_Change(path, isolated=True)]):
+                yield (each.key, notice.event), notice
 
     def _learn(self) -> None:
-        """Read what is isolated; try again in the next sweep where that fails."""
+        """Read the isolated cgroups; after a failure the next sweep tries again."""
         if self._has_read:
             return
         try:
@@ -160,10 +162,10 @@ def _own(container: FoundContainer, assignment: CPUAssignment) -> CPUSet:
 
 
 def _refusal(placed: PlacedContainer, obstacle: str) -> Notice | None:
-    """Return why a container is not to be isolated, as far as its request says that."""
+    """Return why a container must not be isolated, as far as its request shows it."""
     assignment = placed.assignment
     if assignment.placement is Placement.CONFINED:
-        # Another notice says so, and it may pass.
+        # Another notice reports a confined container, and its cause may pass.
         return None
     others = assignment.shared | assignment.default
     if obstacle:

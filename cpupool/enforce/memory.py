@@ -1,13 +1,13 @@
 """The goal of memory nodes: a container takes its memory from the NUMA nodes that it must have.
 
-A write may take seconds, because the kernel moves the pages of the container meanwhile. So one
-write is made at a time, not in the thread that keeps the CPUs, and only
+A write may take seconds, because the kernel moves the pages of the container meanwhile. So the goal
+makes one write at a time, not in the thread that keeps the CPUs, and only
 
 * at the creation of a container: by its runtime (NRI), or the first time that the agent sees it;
 * later, if the container may be migrated.
 
-The writes are direct and have the order of CPU sets (`plan.py`): the cgroups above a container are
-widened where they stand in the way, and never narrowed.
+The writes are direct and have the order of CPU sets (`plan.py`): they widen the cgroups above a
+container that stand in the way, and never narrow them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ log = logs.get(__name__)
 _EVENT: Final = "MemoryNodesMissed"
 _LASTS_S: Final = 2.0
 _TURN_S: Final = 0.5
-"""How long the writes of one turn may take: the next turn has newer wishes, and new containers."""
+"""The longest time for the writes of one turn: the next turn knows newer decisions."""
 
 
 class MemoryTree(CgroupAccess, Protocol):
@@ -74,8 +74,8 @@ class MemoryTree(CgroupAccess, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Wish:
-    """A container with memory nodes, and whether it is new: it may be written as at creation."""
+class _Container:
+    """A container with memory nodes; a new one may be written as at its creation."""
 
     key: ContainerKey
     placed: PlacedContainer
@@ -87,11 +87,11 @@ class MemoryGoal:
 
     Args:
         tree: the memory nodes.
-        carry_out: makes a write, and returns when it is done; it raises what the write raises, and
-            `Postponed` if it does not wait for the end.
-        placed: container → the memory nodes that it has, for the runtime: it writes all that it
-            remembers of a container with each update.
-        metrics: where writes are counted.
+        carry_out: makes a write, and returns when it is done; it raises the errors of the write,
+            and `Postponed` if it does not wait for the end.
+        placed: container → its memory nodes: the runtime needs them, because each of its updates
+            writes all values that it remembers of a container.
+        metrics: counts writes.
         now_s: a monotonic clock.
     """
 
@@ -115,7 +115,7 @@ class MemoryGoal:
         # Path → whether the container is new; those of the first look ran before the agent did.
         self._new: dict[str, bool] = {}
         self._looked = False
-        self._wishes: dict[str, _Wish] = {}
+        self._containers: dict[str, _Container] = {}
         # Path → the other nodes that a container stays on, because it may not be migrated.
         self._staying: dict[str, CPUSet] = {}
 
@@ -125,22 +125,22 @@ class MemoryGoal:
         """Return the memory nodes of each container that has some, new containers first."""
         self._until_s = self._now_s() + _TURN_S
         looked, self._looked = self._looked, True
-        before, self._new, self._wishes = self._new, {}, {}
+        before, self._new, self._containers = self._new, {}, {}
         for container in found:
             key = (container.pod, ContainerID(container.id))
             placed = resolution.containers.get(key)
             new = looked and before.get(container.path, True)
             if placed is not None and placed.assignment.memory is not None:
-                self._wishes[container.path] = _Wish(key, placed, new)
+                self._containers[container.path] = _Container(key, placed, new)
             elif placed is not None and placed.assignment.cause is None:
-                # It was created without memory nodes: those that come later are a change.
+                # Without memory nodes at its creation, a container is not new when it gets some.
                 new = False
             self._new[container.path] = new
-        self._staying = {path: on for path, on in self._staying.items() if path in self._wishes}
-        for gone in self._placed.keys() - {wish.key[1] for wish in self._wishes.values()}:
+        self._staying = {path: on for path, on in self._staying.items() if path in self._containers}
+        for gone in self._placed.keys() - {each.key[1] for each in self._containers.values()}:
             del self._placed[gone]
-        first = sorted(self._wishes.items(), key=lambda wish: not wish[1].new)
-        return {path: memory for path, wish in first if (memory := wish.placed.assignment.memory)}
+        first = sorted(self._containers.items(), key=lambda each: not each[1].new)
+        return {path: memory for path, each in first if (memory := each.placed.assignment.memory)}
 
     def put_right(
         self, key: str, want: MemoryNodes, _now_s: float, /, *, was_right: bool
@@ -152,7 +152,7 @@ class MemoryGoal:
             self._settle(key, want)
             return None
         want.check(self._tree.with_memory())
-        if has != want.nodes and not (want.migrates or self._wishes[key].new):
+        if has != want.nodes and not (want.migrates or self._containers[key].new):
             self._staying[key] = has
             return None
         started_s = self._now_s()
@@ -160,7 +160,7 @@ class MemoryGoal:
             raise Postponed(key)
         self._carry_out(partial(self._write, key, want))
         took_s = self._now_s() - started_s
-        found = reason(new=self._wishes[key].new and not was_right, was_right=was_right)
+        found = reason(new=self._containers[key].new and not was_right, was_right=was_right)
         self._settle(key, want)
         self._metrics.memory_written(found.value, took_s)
         log.info(
@@ -181,9 +181,9 @@ class MemoryGoal:
         self, targets: Mapping[str, Target[MemoryNodes]]
     ) -> Iterator[tuple[NoticeKey, Notice]]:
         """Yield the containers whose memory lies on other nodes, or does not stay on theirs."""
-        for path, wish in self._wishes.items():
+        for path, each in self._containers.items():
             for why, remedy in self._complaints(path, targets[path]):
-                yield (wish.key, _EVENT), _notice(wish.placed, why, remedy)
+                yield (each.key, _EVENT), _notice(each.placed, why, remedy)
 
     def _complaints(self, path: str, target: Target[MemoryNodes]) -> Iterator[tuple[str, str]]:
         if target.stuck:
@@ -200,7 +200,7 @@ class MemoryGoal:
 
     def _settle(self, path: str, has: MemoryNodes) -> None:
         self._new[path] = False
-        self._placed[self._wishes[path].key[1]] = has.nodes
+        self._placed[self._containers[path].key[1]] = has.nodes
 
     def _write(self, path: str, want: MemoryNodes) -> None:
         try:

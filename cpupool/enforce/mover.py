@@ -1,7 +1,7 @@
-"""Moves containers onto their CPUs: judges what was found, and carries out what differs.
+"""The mover brings containers onto their CPUs: it judges each cgroup, and repairs what differs.
 
-The thread of the cpusetter calls it in each sweep. No container, and no runtime that hangs, keeps
-another container from its CPUs: what the runtime has to write comes last, for a limited time.
+The cpusetter's thread calls it in each sweep. A container or a runtime that hangs keeps no other
+container from its CPUs: the writes of the runtime come last, and their time is limited.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from cpupool.core.workloads import ContainerID
 from cpupool.enforce import apply, foreign_writers, moves, notices
 from cpupool.enforce.foreign_writers import Reason
 from cpupool.enforce.moves import Move
-from cpupool.enforce.patience import Haste
+from cpupool.enforce.patience import RepairBudget
 from cpupool.enforce.repair import PAUSE_S, Target
 from cpupool.telemetry import log as logs
 
@@ -45,15 +45,15 @@ if TYPE_CHECKING:
 log = logs.get(__name__)
 
 _SECOND_LOOK_S: Final = 1.0
-"""inotify reaches a new directory a moment after it was made: a second look finds what was written
-in that moment."""
+"""inotify begins to watch a new directory a moment after its creation. A second look finds the
+writes of that moment."""
 _SILENT_S: Final = 1.0
-"""How long to wait before a runtime that does not answer is asked for a container again."""
+"""The pause before the agent asks a silent runtime for a container again."""
 _OTHERS_FIRST_S: Final = 5.0
-"""A runtime that has not answered is really called again after so long. A call that fails earlier
-says nothing of its container."""
+"""The pause before the agent really calls a silent runtime again. A call that fails earlier says
+nothing about its container."""
 _TURN_S: Final = 0.5
-"""How long the runtime may write in one sweep; the next sweep first looks at everything again."""
+"""The time for the runtime's writes in one sweep; the next sweep first looks again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +64,9 @@ class Repair:
         path: its cgroup.
         found: the CPUs it ran on.
         wanted: the CPUs it belongs on.
-        error: why it is still wrong; empty where it is right now.
-        overwritten: its shared pools, where another program had moved it from its CPUs, or may
-            have before the agent started.
+        error: why it is still wrong; empty if it is right now.
+        overwritten: its shared pools, if another program had moved it from its CPUs, or may have
+            moved it before the agent started.
     """
 
     path: str
@@ -78,11 +78,11 @@ class Repair:
 
 @dataclass(frozen=True, slots=True)
 class _FirstSight:
-    """How a container directory was found first.
+    """The first look at a container directory.
 
     Attributes:
         key: the ids in its path.
-        at_s: when that was.
+        at_s: the time of the look.
         cpus: the CPUs that it ran on.
         new: it has appeared since the first sweep.
         nri_waits: for which pod the connection to NRI waited; empty for none.
@@ -100,10 +100,10 @@ class _Seen:
     """The memory of one container directory while it is there.
 
     Attributes:
-        first: how it was found.
-        measured: whether the time until it ran on its final CPUs has been counted.
-        target: how far the repair of its CPUs is.
-        occupied: the CPUs of its own that it waits for, since other pods run there.
+        first: the first look at it.
+        measured: whether the metrics have the time until it ran on its final CPUs.
+        target: the repair of its CPUs.
+        occupied: the CPUs of its own for which it waits, because other pods run there.
         nested: the CPUs to which the cgroups in it have followed it last; empty for none.
         owned: the CPUs that were its pod's alone when it was on its CPUs, or moved, last.
         silent_s: when the runtime did not answer for it last; minus infinity for never.
@@ -123,7 +123,7 @@ class _Seen:
         return self.first.key
 
     def bring_nested(self, tree: CgroupTree, path: str, cpus: str) -> None:
-        """Bring along what a write of the container alone, by its runtime, has left behind."""
+        """Move the nested cgroups that a write of the runtime to the container has left behind."""
         if not self.nested or cpus in {"", self.nested}:
             self.nested = cpus or self.nested
             return
@@ -132,7 +132,7 @@ class _Seen:
             self.nested = cpus
 
     def stays(self, tree: CgroupTree, path: str, wants: CPUAssignment) -> bool:
-        """Return whether the container is where it belongs, and nothing else is kept of it.
+        """Return whether the container is where it belongs, and cpupool keeps only its CPUs.
 
         A program that writes the CPUs of an exclusive container, or of one with other kept values,
         may have written a file without a watch, too.
@@ -142,7 +142,7 @@ class _Seen:
 
 
 def _is_right(tree: CgroupTree, path: str, wants: CPUAssignment) -> bool:
-    """Return whether a container is where it belongs, and nothing else is kept of it."""
+    """Return whether a container is where it belongs, and cpupool keeps only its CPUs."""
     kept = wants.exclusive or wants.offline or wants.limit or wants.memory or wants.properties
     if kept or not wants.cpus:
         return False
@@ -153,7 +153,7 @@ def _is_right(tree: CgroupTree, path: str, wants: CPUAssignment) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Wrong:
-    """A container that is not on its CPUs, and how it was found."""
+    """A container that is not on its CPUs, with its cgroup."""
 
     move: Move
     found: FoundContainer
@@ -162,13 +162,13 @@ class _Wrong:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A move that is about to be made.
+    """The next move of a container.
 
     Attributes:
         wrong: the container.
-        goal: the CPUs that it is moved to.
+        goal: the CPUs to which it is moved.
         reason: why it was not there.
-        writer: who moves it.
+        writer: the program that moves it.
     """
 
     wrong: _Wrong
@@ -183,8 +183,8 @@ class Mover:
     Args:
         manager: decides where each container belongs.
         tree: the cgroups.
-        writers: who writes each container.
-        metrics: where repairs are counted.
+        writers: choose the writer of each container.
+        metrics: counts repairs.
         beat: called before each container that is moved.
         refused: called when a container does not get its CPUs; one of them may be offline.
         now_s: a monotonic clock.
@@ -217,7 +217,7 @@ class Mover:
         self._beat = beat
         self._refused = refused
         self._now_s = now_s
-        self._haste = Haste()
+        self._budget = RepairBudget()
         self._hurried = False
         self._runtime_until_s = math.inf
         self._silent_s = -math.inf
@@ -231,10 +231,10 @@ class Mover:
         self._runtime_until_s = self._now_s() + _TURN_S
 
     def end(self, found: Iterable[FoundContainer], cpu_s: float) -> None:
-        """End a sweep that wrote: forget what is gone.
+        """End a sweep that wrote: forget the containers that have ended.
 
         Args:
-            found: every container directory that there is.
+            found: every container directory.
             cpu_s: the CPU time that the sweep took.
         """
         for gone in self._seen.keys() - {container.path for container in found}:
@@ -242,14 +242,15 @@ class Mover:
             self._texts.pop(key, None)
             self._writers.forget(key[1])
         if self._hurried:
-            self._haste.spend(cpu_s, self._now_s())
+            self._budget.spend(cpu_s, self._now_s())
 
     def put_right(self, found: Iterable[FoundContainer], *, new: bool) -> list[Repair]:
-        """Move each container once that is wrong and due, and return what came of it.
+        """Move each container that is wrong and due once; return the repairs.
 
         Args:
-            found: the containers that are there.
-            new: a container that is seen for the first time has appeared since the agent started.
+            found: the container directories.
+            new: whether a container that the agent sees for the first time has started after the
+                agent.
         """
         resolution = self.current()
         judged = (self._judged(container, resolution, new=new) for container in found)
@@ -279,7 +280,7 @@ class Mover:
         return repairs
 
     def current(self) -> Resolution:
-        """Return where everything belongs at this moment: NRI decides while a sweep repairs."""
+        """Return where everything belongs at this moment; NRI may decide while a sweep repairs."""
         return self._decided().resolution
 
     def wanted(self, key: ContainerKey, resolution: Resolution) -> str:
@@ -292,7 +293,7 @@ class Mover:
         return rendered[1]
 
     def stays(self, path: str) -> bool:
-        """Return whether a container that a sweep has seen has all that it must have."""
+        """Return whether a container that a sweep has seen is right in every kept value."""
         # The watch of the cgroups asks, from its own thread.
         seen = self._seen.get(path)
         return seen is not None and seen.stays(
@@ -300,7 +301,7 @@ class Mover:
         )
 
     def starts_right(self, path: str, key: ContainerKey) -> bool:
-        """Return whether a container that the runtime has just started has all that it must have.
+        """Return whether a container that the runtime has just started is right in every value.
 
         Any thread may call it; no sweep has seen the container yet.
         """
@@ -315,7 +316,7 @@ class Mover:
         return frozenset(pool.name for pool in behind if pool is not None)
 
     def notices(self) -> Mapping[NoticeKey, Notice]:
-        """Return what pods' owners must know of how their containers are moved."""
+        """Return the notices for pods' owners about the moves of their containers."""
         resolution = self.current()
         gathered: dict[NoticeKey, Notice] = {}
         for seen in self._seen.values():
@@ -370,14 +371,14 @@ class Mover:
             return False
         now_s, due_s = self._now_s(), seen.target.backoff.due_s
         if now_s < due_s and not move.has.isdisjoint(resolution.owned_by_others(move.pod)):
-            due_s = self._haste.due_s(seen.target.backoff, now_s, failed=bool(seen.target.stuck))
+            due_s = self._budget.due_s(seen.target.backoff, now_s, failed=bool(seen.target.stuck))
             self._hurried |= due_s <= now_s
         if now_s < due_s:
             self._look_at(due_s)
         return now_s >= due_s
 
     def _steps(self, wrong: _Wrong, staying: Mapping[str, Move]) -> Iterator[_Step]:
-        """Yield the step that is to be made now, if there is one.
+        """Yield the next step of a container, if one is due.
 
         Raises:
             CPUPoolError: its cgroup cannot be read, or the runtime does not say who writes it.
@@ -489,9 +490,9 @@ def _tell_stuck(container: FoundContainer, seen: _Seen, why: str) -> None:
 def _ask_ahead(
     tree: CgroupTree, writers: Writers, steps: Iterable[_Step]
 ) -> Mapping[ContainerID, CPUPoolError]:
-    """Let the runtime write several containers at one time; each is verified afterwards.
+    """Let the runtime write several containers at one time, and return those that it has not set.
 
-    Return the containers that it has not set. What else fails here, the move of each finds.
+    The move of each container verifies its write, and finds any other failure.
     """
     wanted: defaultdict[Writer, dict[ContainerID, CPUSet]] = defaultdict(dict)
     for step in steps:

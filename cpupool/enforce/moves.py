@@ -1,4 +1,4 @@
-"""In which order containers move onto other CPUs, and how far each may go.
+"""The order in which containers move onto other CPUs, and the CPUs to which each may move now.
 
 A container that leaves CPUs moves before a container that gains exclusive CPUs: a new owner gets no
 CPU on which another pod runs. An owner whose CPUs change is alone on the old ones until it has left
@@ -48,7 +48,7 @@ class Move:
         has: the CPUs that it runs on.
         wants: the CPUs that it belongs on.
         own: those of `wants` that are its pod's alone.
-        way: who writes it; None where only the container runtime knows.
+        way: its writer; None if only the container runtime knows it.
         silent_s: when the runtime did not answer for it last; minus infinity for never.
         owned: the CPUs that were its pod's alone when it was moved last.
     """
@@ -84,7 +84,7 @@ def goal(move: Move, others: Iterable[Move], refuge: CPUSet) -> CPUSet:
     Args:
         move: where it belongs.
         others: the containers that are not where they belong.
-        refuge: where it waits while other pods run on all of its CPUs; empty for nowhere.
+        refuge: the CPUs on which it waits while other pods run on all of its own; empty for none.
     """
     there = [other for other in others if other.pod != move.pod]
     left = CPUSet.union(other.owned & other.has for other in there)

@@ -1,4 +1,8 @@
-"""What a pod's owner must know: once as a log line, and as an Event when it lasts."""
+"""The notices for pods' owners: each is a log line once, and an Event if it lasts.
+
+A container may be in a state that its owner must know, as confined or overwritten. Most such states
+pass in seconds, and an Event for each would be noise: so a notice becomes an Event only later.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +40,7 @@ if TYPE_CHECKING:
 log = logs.get(__name__)
 
 _PASSES_S: Final = 2.0
-"""A state that may pass is worth no Event before."""
+"""The time before a state that may pass becomes an Event."""
 
 _UNREADABLE: Final = "CPUAnnotationUnreadable"
 _CONFINED: Final = {
@@ -64,7 +68,7 @@ _CONFINED: Final = {
     Cause.MISFIT: ("", PlacementError.remedy),
     Cause.ANNOTATION: (_UNREADABLE, "delete the pod, so that it is scheduled again"),
 }
-"""Cause → the Event's reason, and what to do. A misfit's are those of its refusal."""
+"""Cause → the Event's reason, and the remedy. A misfit has those of its refusal."""
 RELEASED: Final = "CPUContainerReleased"
 OCCUPIED: Final = "CPUOccupied"
 OCCUPIED_REMEDY: Final = (
@@ -75,16 +79,17 @@ OCCUPIED_REMEDY: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Something about one container that its owner must know.
+    """A fact about one container that its owner must know.
 
     Attributes:
         event: the Event's reason.
-        phrase: what the log says.
+        phrase: the log's words.
         pod: the pod that it concerns.
-        container: its name; empty for a pod's sandbox, its own cgroup and what is not reported yet.
+        container: its name; empty for a pod's sandbox, its own cgroup and a container that no
+            source has reported yet.
         why: the fact.
-        remedy: what to do.
-        lasts_s: it is worth an Event when it has lasted so long.
+        remedy: the remedy.
+        lasts_s: the time after which it becomes an Event.
     """
 
     event: str
@@ -101,17 +106,17 @@ NoticeKey = tuple["ContainerKey", str]
 
 
 def remedy(cause: Cause) -> str:
-    """Return what to do about a container that is confined for this cause."""
+    """Return the remedy for a container that is confined for this cause."""
     return _CONFINED[cause][1]
 
 
 def _may_pass(topology: CPUTopology) -> bool:
-    """Return whether a CPU may be back in a moment: it is online before cgroups have it."""
+    """Return whether a CPU may come back in a moment: it is online before cgroups have it."""
     return bool(topology.withheld)
 
 
 def _back(resolution: Resolution, placed: PlacedContainer) -> str:
-    """Return what to do about a container whose CPUs are gone."""
+    """Return the remedy for a container whose CPUs are offline or withheld."""
     view, uid = resolution.view, placed.pod.cgroup_uid
     own = (grant.cpus for grant in resolution.grants.of(PodOwner(uid)).values())
     pools = (view.pools.behind(resource) for resource in placed.container.requests)
@@ -123,7 +128,7 @@ def _back(resolution: Resolution, placed: PlacedContainer) -> str:
 
 
 def about_placement(resolution: Resolution) -> Iterator[tuple[NoticeKey, Notice]]:
-    """Yield a notice for each container that does not have what it asked for."""
+    """Yield a notice for each container that does not have what it requests."""
     for key, placed in resolution.containers.items():
         refusal = resolution.view.refused.get(placed.pod.cgroup_uid)
         for notice in (
@@ -234,7 +239,7 @@ def _of(
         event, what_to_do = _CONFINED[assignment.cause]
         if assignment.cause is Cause.OFFLINE:
             what_to_do = _back(resolution, placed)
-        # NRI holds the container, so it is here for a moment only.
+        # NRI holds the container, so its directory exists only for a moment.
         held = refusal is not None and refusal.holds
         gone = assignment.cause is Cause.OFFLINE and _may_pass(topology)
         lasts_s = _PASSES_S if held or gone or assignment.cause.may_pass else 0.0
@@ -302,7 +307,7 @@ def _about_pools_alone(resolution: Resolution, placed: PlacedContainer) -> Itera
 
 
 def _about_request(pod: Pod, refusal: Refusal | None) -> Iterator[Notice]:
-    """Yield why a pod runs without what it requests: it is unclear, or a plugin has refused it."""
+    """Yield why a pod runs without its request: it is unclear, or a plugin has refused it."""
     if refusal and isinstance(refusal.error, RequestUnclear):
         yield Notice(
             refusal.error.reason,
@@ -326,7 +331,7 @@ def _about_request(pod: Pod, refusal: Refusal | None) -> Iterator[Notice]:
 
 
 def _about_class(pod: Pod, policy: type[CPUManagerPolicy]) -> Iterator[Notice]:
-    """Yield what of a pod's labels, annotations and requests does not go with its class."""
+    """Yield the labels, annotations and requests of a pod that do not go with its class."""
     if policy.reads_classes and pod.orchestration and pod.orchestration.ignored:
         yield Notice(
             _UNREADABLE,
@@ -371,7 +376,7 @@ class Notices:
     """Publishes each notice once, and again when its content changes or it comes back.
 
     Args:
-        events: where Events go.
+        events: sends Events.
 
     Attributes:
         due_s: when a notice will have lasted long enough for its Event; infinite for never.
@@ -383,7 +388,7 @@ class Notices:
         self._said: dict[NoticeKey, _Said] = {}
 
     def publish(self, notices: Mapping[NoticeKey, Notice], now_s: float) -> None:
-        """Publish what is new among all present notices, and forget those that are over."""
+        """Publish the new ones among all present notices, and forget those that are over."""
         self._said = {key: said for key, said in self._said.items() if key in notices}
         self.due_s = math.inf
         for key, notice in notices.items():

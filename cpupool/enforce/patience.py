@@ -1,6 +1,8 @@
-"""When a container that was moved away, or could not be moved, is tried again.
+"""The time of the next try for a container that was moved away, or could not be moved.
 
-Pure: the time and the CPU time that was spent are values.
+Another program may overwrite each repair at once, so the pauses between repairs grow. A container
+on another pod's own CPUs does not wait: only the CPU time of such repairs is limited. The time and
+the CPU time are values here.
 """
 
 from __future__ import annotations
@@ -15,20 +17,20 @@ _FIRST_DELAY_S: Final = 0.2
 _LAST_DELAY_S: Final = 10.0
 _QUIET_S: Final = 60.0
 _SHARE: Final = 0.25
-"""The share of a CPU that repairs may use which do not wait for their back-off."""
+"""The share of a CPU for repairs that do not wait for their back-off."""
 _SAVED_S: Final = 1.0
-"""The most CPU time of that share that is saved up."""
+"""The most CPU time of that share that the agent saves up."""
 _REFUSED_S: Final = 1.0
-"""The longest wait of a container that trespasses, after a repair of it has failed."""
+"""The longest pause for a container that trespasses, after its repair has failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """When to repair a target again that another program overwrites, or the kernel refuses.
+    """The pauses between repairs of a target that a program overwrites, or the kernel refuses.
 
     Attributes:
-        tries_s: when it was last tried to put it right.
-        delay_s: the wait from try to try; 0 while the next try is made at once.
+        tries_s: the times of the last tries.
+        delay_s: the pause between two tries; 0 while the next try comes at once.
     """
 
     tries_s: tuple[float, ...] = ()
@@ -36,16 +38,16 @@ class Backoff:
 
     @property
     def due_s(self) -> float:
-        """When it may be tried again."""
+        """The time of the next try."""
         return self.tries_s[-1] + self.delay_s if self.tries_s else 0.0
 
-    def counts(self, now_s: float) -> bool:
+    def lasts(self, now_s: float) -> bool:
         """Return whether the last try still makes the next one wait longer."""
         return bool(self.tries_s) and now_s - self.tries_s[-1] < _QUIET_S
 
     def after(self, now_s: float) -> Backoff:
-        """Count a try now; a try after a minute without any is the first again."""
-        if not self.counts(now_s):
+        """Count a try now; a try after a minute without tries is the first again."""
+        if not self.lasts(now_s):
             return Backoff((now_s,))
         recent = (*(try_s for try_s in self.tries_s if now_s - try_s < _WITHIN_S), now_s)
         recent = recent[-_AT_ONCE - 1 :]
@@ -54,10 +56,10 @@ class Backoff:
         return Backoff(recent, min(max(2 * self.delay_s, _FIRST_DELAY_S), _LAST_DELAY_S))
 
 
-class Haste:
-    """Decides when a trespasser is repaired: a container on CPUs that are another pod's own.
+class RepairBudget:
+    """The CPU time for repairs of trespassers: containers on CPUs that are another pod's own.
 
-    It does not wait for its back-off. What bounds such repairs is the CPU time that they cost.
+    It does not wait for its back-off. The CPU time of such repairs is limited instead.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The ordered writes that bring a container's cgroup to its set.
+"""The order of the writes that bring a container's cgroup to its set; `apply.py` makes them.
 
 On cgroup v1 a child must lie within its parent at every moment (kernel:
 Documentation/admin-guide/cgroup-v1/cpusets.rst), so sets are widened from the root down and
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """One step of a plan: set `path` to `cpus`."""
+    """A step of a plan: the new CPUs of one cgroup."""
 
     path: str
     cpus: CPUSet
@@ -42,8 +42,8 @@ def plan(
         ancestors: the cgroups above, root first.
         node: the container's cgroup, with the nested ones.
         want: the set that it must have.
-        before: a set that the container had when nested cgroups followed it last: its runtime may
-            have written the container since, which leaves them behind.
+        before: the set that the nested cgroups followed last; the runtime may have written only the
+            container since.
 
     Raises:
         ValueError: `want` is empty, which the kernel takes for "inherit" (v2) or "no CPU" (v1).

@@ -1,6 +1,6 @@
-"""What keeping containers on their CPUs needs of the kernel and of the container runtime.
+"""The interfaces through which `enforce/` reaches the kernel and the container runtime.
 
-`host` and `runtime` satisfy these interfaces structurally.
+The adapters in `host/` and `runtime/` fit them without naming them.
 """
 
 from __future__ import annotations
@@ -74,14 +74,14 @@ class BatchingRuntime(ContainerRuntime, Protocol):
 
     @property
     def may_lock_up(self) -> bool:
-        """Whether such a change can lock up the runtime for ever."""
+        """Whether a change through NRI can lock up the runtime for ever."""
         ...
 
     @property
     def delays(self) -> bool:
         """Whether the start of a container waits until others have left its CPUs.
 
-        The runtime takes no change before that is answered.
+        The runtime takes no change before it has the answer.
         """
         ...
 
@@ -154,7 +154,7 @@ class CgroupTree(CgroupAccess, Protocol):
         """Walk every directory of every pod, with the CPUs that it runs on now.
 
         A pod's own directory comes after those below it, and only while the kernel has moved
-        processes there. What is `known` of a pod's directory is not read again.
+        processes there. The walk does not read the directories in `known` again.
         """
         ...
 
@@ -198,7 +198,7 @@ class Partition:
 
     Attributes:
         state: in the kernel's words: `member`, `isolated`, `isolated invalid (why)`...
-        cpus: the CPUs that it lists as exclusive; they count while it is isolated.
+        cpus: the CPUs that it lists as exclusive; they have an effect while it is isolated.
     """
 
     state: str

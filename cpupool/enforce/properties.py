@@ -1,9 +1,9 @@
 """The goal of properties: a container has what plugins set in addition to its CPUs and NUMA nodes.
 
-A container is created with its properties if the runtime asks (NRI). Afterwards, and without NRI,
-they are written here: by the writer of the container's CPUs, and only those that differ. Three are
-left out: the CPU time of a container that has a limit from cpupool (`quotas.py`), the OOM score,
-which belongs to processes and counts only at the creation, and what the kernel lacks.
+The runtime creates a container with its properties if it asks cpupool (NRI). Afterwards, and
+without NRI, this goal writes those that differ, through the writer of the container's CPUs. It
+leaves out the CPU time of a container with a limit from cpupool (`quotas.py`), properties that the
+kernel lacks, and the OOM score, which a process gets only at its creation.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class PropertyTree(Protocol):
     """The properties of the cgroups in a `CgroupTree`, under the same paths."""
 
     def properties(self, path: str, wanted: Properties) -> Properties:
-        """Return what a cgroup has of the properties that it must have.
+        """Return the values of a cgroup for the properties that it must have.
 
-        It is the wanted value itself where the cgroup has it rounded, and None where this kernel
-        lacks it. With the memory comes the swap.
+        A value is the wanted one if the cgroup has it rounded, and None if this kernel lacks the
+        property. With the memory comes the swap.
 
         Raises:
             CgroupNotFound: it has ended.
@@ -76,7 +76,7 @@ class PropertyTree(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Wish:
+class _Container:
     """A container with properties, and those that are kept."""
 
     key: ContainerKey
@@ -89,8 +89,8 @@ class PropertiesGoal:
 
     Args:
         tree: reads them, and writes those of cgroups that no runtime writes.
-        writers: who writes each container.
-        metrics: where repairs are counted.
+        writers: choose the writer of each container.
+        metrics: counts repairs.
     """
 
     problem = "properties stay wrong"
@@ -102,10 +102,10 @@ class PropertiesGoal:
         self._metrics = metrics
         self._resolution: Resolution | None = None
         self._concerned: Mapping[ContainerKey, Properties] = {}
-        self._wishes: Mapping[str, _Wish] = {}
-        # Path → when it was seen first.
+        self._containers: Mapping[str, _Container] = {}
+        # Path → the time of the first look.
         self._since_s: dict[str, float] = {}
-        # Path → what this kernel lacks.
+        # Path → the properties that this kernel lacks.
         self._lacking: dict[str, Properties] = {}
 
     def wants(
@@ -120,14 +120,16 @@ class PropertiesGoal:
                 if placed.assignment.properties and (kept := _kept(placed.assignment))
             }
         keys = ((each.path, (each.pod, ContainerID(each.id))) for each in found)
-        self._wishes = {
-            path: _Wish(key, resolution.containers[key], self._concerned[key])
+        self._containers = {
+            path: _Container(key, resolution.containers[key], self._concerned[key])
             for path, key in keys
             if key in self._concerned
         }
-        self._since_s = {path: at for path, at in self._since_s.items() if path in self._wishes}
-        self._lacking = {path: what for path, what in self._lacking.items() if path in self._wishes}
-        return {path: wish.kept for path, wish in self._wishes.items()}
+        self._since_s = {path: at for path, at in self._since_s.items() if path in self._containers}
+        self._lacking = {
+            path: what for path, what in self._lacking.items() if path in self._containers
+        }
+        return {path: each.kept for path, each in self._containers.items()}
 
     def put_right(
         self, key: str, want: Properties, now_s: float, /, *, was_right: bool
@@ -156,9 +158,9 @@ class PropertiesGoal:
         self, targets: Mapping[str, Target[Properties]]
     ) -> Iterator[tuple[NoticeKey, Notice]]:
         """Yield the containers that lack a property, or do not have it for long."""
-        for path, wish in self._wishes.items():
+        for path, each in self._containers.items():
             for why, remedy in self._complaints(path, targets[path]):
-                yield (wish.key, _EVENT), _notice(wish.placed, why, remedy)
+                yield (each.key, _EVENT), _notice(each.placed, why, remedy)
 
     def _complaints(self, path: str, target: Target[Properties]) -> Iterator[tuple[str, str]]:
         if target.stuck:
@@ -185,7 +187,7 @@ class PropertiesGoal:
         return MemoryInUse(path, limit_bytes, used_bytes)
 
     def _write(self, path: str, wrong: Properties, had: Properties, reason: Reason) -> None:
-        container = self._wishes[path].key[1]
+        container = self._containers[path].key[1]
         directly = partial(self._tree.write, path, wrong)
         writer = self._writers.adjust(path, container, wrong, directly)
         has = self._tree.properties(path, wrong)

@@ -1,9 +1,9 @@
 """The goal of CFS quotas: no quota throttles a container that runs on exclusive CPUs.
 
-The cgroup of a pod is written directly, neither NRI nor CRI can; that of a container by the writer
-of its CPUs. On cgroup v1 no cgroup may have more than its parent at any moment (kernel:
-kernel/sched/core.c, `tg_cfs_schedulable_down`), on v2 the lesser of the two counts; one order of
-writes is right for both.
+cpupool writes the cgroup of a pod directly, because neither NRI nor CRI can. The writer of a
+container's CPUs writes the cgroup of the container. On cgroup v1 no cgroup may have more than its
+parent at any moment (kernel: kernel/sched/core.c, `tg_cfs_schedulable_down`); on v2 the lesser of
+the two limits applies. One order of writes is right for both.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class CgroupQuota:
 
     Attributes:
         path: its directory.
-        has: what it has.
-        wants: what it must have.
+        has: the CPU time that it has.
+        wants: the CPU time that it must have.
         container: the id; `POD_ITSELF` for the cgroup of the pod.
     """
 
@@ -59,9 +59,9 @@ class CgroupQuota:
 
 
 def plan(pod: CgroupQuota, containers: Iterable[CgroupQuota]) -> tuple[CgroupQuota, ...]:
-    """Order what must be written so that after each step no container has more than its pod.
+    """Order the writes so that after each step no container has more than its pod.
 
-    Containers that fit into what the pod has come before the pod, the others after it.
+    A container that fits into the present quota of the pod comes before the pod, others after it.
     """
     wrong = [container for container in containers if container.has != container.wants]
     fit = [level for level in wrong if pod.has.holds(level.wants)]
@@ -71,13 +71,13 @@ def plan(pod: CgroupQuota, containers: Iterable[CgroupQuota]) -> tuple[CgroupQuo
 
 @dataclass(frozen=True, slots=True)
 class _Concern:
-    """What the quotas of a pod depend on.
+    """The facts on which the quotas of a pod depend.
 
     Attributes:
         pod: the pod.
         limits: container → its limit, for those that cpupool decides.
-        lifts: it requests exclusive CPUs, whose holders are not limited.
-        unsure: the limit of a container is not known for the moment.
+        lifts: it requests exclusive CPUs, so it has no limit.
+        unsure: the limit of one of its containers is not known at the moment.
     """
 
     pod: Pod
@@ -88,7 +88,7 @@ class _Concern:
 
 @dataclass(frozen=True, slots=True)
 class _Want:
-    """What a pod must have, and its directories: path → container id."""
+    """The wanted quotas of a pod, and its directories: path → container id."""
 
     concern: _Concern
     directories: Mapping[str, ContainerID]
@@ -106,7 +106,7 @@ class _Memory:
     Attributes:
         lifted: a container of it has had no limit, or may have had none before this agent started.
         had: path → its CPU time when everything was right last.
-        since_s: path → when it was seen first.
+        since_s: path → the time of the first look.
     """
 
     lifted: bool
@@ -119,8 +119,8 @@ class QuotaGoal:
 
     Args:
         tree: reads them, and writes those of cgroups that no runtime writes.
-        writers: who writes each container.
-        metrics: where repairs are counted.
+        writers: choose the writer of each container.
+        metrics: counts repairs.
     """
 
     problem = "quota stays wrong"
@@ -135,7 +135,7 @@ class QuotaGoal:
         self._memories: dict[str, _Memory] = {}
 
     def wants(self, found: Sequence[FoundContainer], resolution: Resolution) -> Mapping[str, _Want]:
-        """Return what each pod must have that requests pools."""
+        """Return the wanted quotas of each pod that requests pools."""
         first = self._resolution is None
         if resolution is not self._resolution:
             self._resolution, self._concerns = resolution, dict(_concerns(resolution))
@@ -230,7 +230,7 @@ class QuotaGoal:
     def _carry_out(
         self, steps: Sequence[CgroupQuota], memory: _Memory, now_s: float, *, was_right: bool
     ) -> Reason | None:
-        """Write all that can be written, and return why it differed, a foreign write first.
+        """Write the steps that the kernel takes; return why they differed, a foreign write first.
 
         Raises:
             CPUPoolError: the first write that failed.

@@ -1,9 +1,10 @@
-"""The repair machine: wanted, tried, right, overwritten, refused, and when to try again.
+"""The repair machine: it keeps values as they must be, though other programs write them, too.
 
-It serves everything that is kept: the CPUs of containers, quotas, partitions, memory nodes. Each
-kept thing is a `Goal` in one file, which `_goals` of `agent/app.py` lists, and `Keeper` runs it.
-Memory nodes have a keeper in a thread of its own (`agent/memory_keeper.py`). Only the CPUs have a
-loop of their own (`mover.py`): the order between containers matters there.
+A target is one kept value, as the CPUs of a container or the quotas of a pod. Its state says what
+it must have, when it was right last, which program overwrote it, and when the next try is due. Each
+kind of value is a `Goal` in one file, which `_goals` of `agent/enforcement.py` lists, and `Keeper`
+runs it. Memory nodes have a keeper in a thread of its own (`agent/memory_keeper.py`). Only the CPUs
+have a loop of their own (`mover.py`), because the order between containers matters there.
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ class Target(Generic[W]):
     Attributes:
         want: what it must have; None before the first look. The tries of `backoff` were for it.
         right: what it had to have when it was right last; None for never.
-        backoff: when it may be tried again.
-        culprit: the program that overwrote it; None where no foreign write is known.
-        stuck: why it could not be put right; empty where it could.
+        backoff: the time of the next try.
+        culprit: the program that overwrote it; None if no foreign write is known.
+        stuck: why the last try has failed; empty if it has not.
     """
 
     want: W | None = None
@@ -64,11 +65,11 @@ class Target(Generic[W]):
 
     @property
     def contested(self) -> Reason | None:
-        """The program that overwrites it again and again; None where there is none."""
+        """The program that overwrites it again and again; None if there is none."""
         return self.culprit if self.backoff.delay_s else None
 
     def aim(self, want: W) -> None:
-        """Set what it must have; another value than before is tried at once."""
+        """Set the wanted value; a value that has changed is tried at once."""
         if self.want != want:
             self.want, self.backoff, self.culprit = want, Backoff(), None
 
@@ -80,7 +81,7 @@ class Target(Generic[W]):
         self.backoff = self.backoff.after(now_s)
 
     def arrived(self) -> None:
-        """Note that it has what it must have."""
+        """Note that it has the wanted value."""
         self.right, self.stuck = self.want, ""
 
     def failed(self, now_s: float, pause_s: float = PAUSE_S) -> float:
@@ -95,7 +96,7 @@ class Target(Generic[W]):
 
 
 class Goal(Protocol[K, W]):
-    """Something of containers, pods or cgroups that is kept as it must be.
+    """A kind of value of containers, pods or cgroups that the agent keeps.
 
     Attributes:
         problem: the log's words for a target that cannot be put right.
@@ -106,9 +107,9 @@ class Goal(Protocol[K, W]):
     pause_s: float
 
     def wants(self, found: Sequence[FoundContainer], resolution: Resolution) -> Mapping[K, W]:
-        """Return what each target must have, in the order in which they are put right.
+        """Return target → wanted value, in the order of the repairs.
 
-        A target that is not named is forgotten a minute after its last repair.
+        The keeper forgets a target that is missing here a minute after its last repair.
 
         Args:
             found: every container directory, each on its CPUs if that was possible.
@@ -117,16 +118,16 @@ class Goal(Protocol[K, W]):
         ...
 
     def put_right(self, key: K, want: W, now_s: float, /, *, was_right: bool) -> Reason | None:
-        """Compare what a target has with what it must have, and write what differs.
+        """Compare a target with its wanted value, and write the difference.
 
         Args:
             key: the target.
-            want: what it must have.
+            want: the wanted value.
             now_s: the time on a monotonic clock.
             was_right: it had this before, so that a difference is a foreign write.
 
         Returns:
-            Why it differed; None where nothing did.
+            Why it differed; None if it did not.
 
         Raises:
             CgroupNotFound: the target has ended.
@@ -146,7 +147,7 @@ class Goal(Protocol[K, W]):
         ...
 
     def notices(self, targets: Mapping[K, Target[W]]) -> Iterator[tuple[NoticeKey, Notice]]:
-        """Yield what pods' owners must know, as long as it lasts."""
+        """Yield the notices for pods' owners, as long as they are true."""
         ...
 
 
@@ -154,7 +155,7 @@ class Keeper(Generic[K, W]):
     """Runs one goal: looks at each target once in a sweep, and repairs those that are due.
 
     Args:
-        goal: what is kept.
+        goal: the kept values.
 
     Attributes:
         due_s: when to look again without an event, by the clock of `keep`; infinite for never.
@@ -172,7 +173,7 @@ class Keeper(Generic[K, W]):
         now_s: float,
         changed: AbstractSet[str] | None = None,
     ) -> Mapping[NoticeKey, Notice]:
-        """Put right what differs and is due; an error of a target does not stop the others.
+        """Repair the targets that differ and are due; an error of one does not stop the others.
 
         Args:
             found: every container directory.
@@ -181,14 +182,12 @@ class Keeper(Generic[K, W]):
             changed: the pods in whose cgroups anything has changed; None for any.
 
         Returns:
-            What pods' owners must know, as long as it lasts.
+            The notices for pods' owners, as long as they are true.
         """
         self.due_s = math.inf
         wants = self._goal.wants(found, resolution)
         # A target that comes and goes keeps its back-off.
-        kept = {
-            key: target for key, target in self._targets.items() if target.backoff.counts(now_s)
-        }
+        kept = {key: target for key, target in self._targets.items() if target.backoff.lasts(now_s)}
         targets = {key: self._targets.get(key) or Target() for key in wants}
         self._targets = {**kept, **targets}
         for key, want in wants.items():
@@ -209,7 +208,7 @@ class Keeper(Generic[K, W]):
         except (RuntimeBusy, Postponed):
             return now_s + PAUSE_S
         except CPUPoolError as error:
-            # A target that has ended is in no container's way, however long its directory stays.
+            # A target that has ended needs no repair, however long its directory stays.
             if not isinstance(error, CgroupNotFound) and target.sticks(str(error)):
                 log.warning(self._goal.problem, error=error)
             return target.failed(now_s, self._goal.pause_s)

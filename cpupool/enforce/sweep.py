@@ -1,7 +1,8 @@
-"""One look at every container of the node: what it has is compared with what it must have.
+"""A sweep: one look at every container of the node, which repairs each difference.
 
-Level-triggered: a sweep repairs every difference from any program. The facts come first,
-then the CPUs of containers, then the other goals, then what pods' owners must know.
+It is level-triggered: a sweep compares the cgroups with the decisions, whatever program has changed
+them. First it brings the facts, then it repairs the CPUs of containers, then the other goals. At
+the end it publishes notices for pods' owners.
 """
 
 from __future__ import annotations
@@ -32,20 +33,20 @@ if TYPE_CHECKING:
     from cpupool.manager.resolve import Resolution
 
 _PASSES: Final = 3
-"""A repair may widen an ancestor, and with it a container that inherits (cgroup v2), so a sweep
-that repaired something looks again; more often only if another program keeps writing."""
+"""A repair may widen an ancestor, and with it a container that inherits (cgroup v2). So a sweep
+looks again after a repair; more looks only help against a program that keeps writing."""
 
 
 @dataclass(frozen=True, slots=True)
 class SweepReport:
-    """What one sweep saw and did.
+    """The report of one sweep.
 
     Attributes:
         repairs: containers that were wrong.
-        found: every container directory, as it was seen last.
-        waiting_for: what must be known before any container is touched; empty once it is.
+        found: every container directory, as the sweep saw it last.
+        waiting_for: the fact that the agent awaits before it touches containers; empty for none.
         overwritten: the shared pools of containers that another program had moved, or may have
-            while nothing was kept, and that are back.
+            moved while no agent ran, and that are back.
     """
 
     repairs: tuple[Repair, ...] = ()
@@ -62,13 +63,12 @@ class Sweep:
         directories: reads the cgroups of containers.
         learner: brings the facts.
         mover: moves containers onto their CPUs.
-        goals: what is kept after the CPUs, in this order.
-        announcer: makes known how containers are.
+        goals: the values that are kept after the CPUs, in this order.
+        announcer: publishes the states of containers.
         now_s: a monotonic clock.
         cpu_s: the CPU time of the sweeping thread.
-        take_over: takes over what an earlier agent has decided: called before the first move, once
-            the pods are known, with every directory that was found; None where nothing but the
-            cgroups tells of it.
+        take_over: takes over the decisions of an earlier agent. It is called before the first move,
+            once the pods are known, with every directory; None if only the cgroups have them.
 
     Attributes:
         due_s: when to look again without an event, by `now_s`; infinite for never.
@@ -108,8 +108,8 @@ class Sweep:
         """Compare every container with where it belongs, and repair what differs.
 
         Args:
-            touched: the pods in whose cgroups anything has changed since the last look; the others
-                are not read again. None for any.
+            touched: the pods in whose cgroups anything has changed since the last look; the sweep
+                does not read the others again. None for any.
         """
         self.due_s = math.inf
         now_s, cpu_s = self._now_s(), self._cpu_s()
@@ -152,7 +152,7 @@ class Sweep:
     def _put_right(
         self, found: tuple[FoundContainer, ...], cpu_s: float
     ) -> tuple[tuple[FoundContainer, ...], tuple[Repair, ...]]:
-        """Repair what differs, and return what is found then.
+        """Repair the differences; return the directories as they are then.
 
         Args:
             found: every container directory.
@@ -186,7 +186,7 @@ class Sweep:
     def _keep(
         self, found: tuple[FoundContainer, ...], now_s: float, touched: AbstractSet[str] | None
     ) -> dict[NoticeKey, Notice]:
-        """Put the goals right, and return what pods' owners must know of them."""
+        """Repair the other goals; return their notices for pods' owners."""
         kept: dict[NoticeKey, Notice] = {}
         for keeper in self._keepers:
             kept.update(keeper.keep(found, self._mover.current(), now_s, touched))
@@ -224,7 +224,7 @@ class Sweep:
         return frozenset().union(*pools)
 
     def _other_notices(self) -> dict[NoticeKey, Notice]:
-        """Return what pods' owners must know of the CPUs."""
+        """Return the notices for pods' owners about CPUs."""
         placement = dict(notices.about_placement(self._mover.current()))
         mirrors = dict(notices.about_mirrors(self._manager.snapshot().facts))
         return {**placement, **mirrors, **self._mover.notices()}

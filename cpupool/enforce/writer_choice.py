@@ -1,8 +1,9 @@
-"""Which program writes the CPUs of a container: one per container, so that no two writers fight.
+"""The choice of the program that writes the CPUs of a container: one for each, so that none fight.
 
-A runtime that has a CPU list for a container writes the list with each update of that container; a
-runtime without a list leaves the cgroup alone. So a container whose list the runtime has is written
-through the runtime only. The runtime says which these are, after a restart of the agent, too.
+A runtime that has a CPU list for a container writes the list with each update of that container. A
+runtime without a list leaves the cgroup alone. So cpupool writes a container through its runtime if
+the runtime has a list for it, and else directly. The runtime itself says which containers these
+are, also to an agent that has just started.
 """
 
 from __future__ import annotations
@@ -46,14 +47,14 @@ class Writers:
     """Chooses the writer of each container, and writes through it.
 
     Args:
-        asked: the writer that is asked for; None for the best that works: NRI, else the cgroup.
+        asked: the only writer, by a setting; None for the best that works: NRI, else the cgroup.
         nri: the runtime as its plugin reaches it; None without a plugin.
         cri: the runtime as the kubelet reaches it.
-        nri_waits: returns for which pod the connection to NRI waits, and until when; empty if it
-            does not.
+        nri_waits: returns the pod for which the connection to NRI waits, and the end of the wait;
+            empty if it does not wait.
 
     Attributes:
-        nri_waits: as given.
+        nri_waits: the same.
     """
 
     def __init__(
@@ -102,12 +103,12 @@ class Writers:
     def unasked(
         self, container: ContainerID, *, new: bool, known: RuntimeContainer | None = None
     ) -> Writer | None:
-        """Return the writer of a container as `of`, or None where that needs a call.
+        """Return the writer of a container as `of`, or None if that needs a call.
 
         Args:
             container: its id; `POD_ITSELF` for a pod's own cgroup.
-            new: as for `of`.
-            known: what the runtime has said of it; None for nothing.
+            new: whether it has started since the agent did.
+            known: the runtime's report of it; None for none.
         """
         sandbox = known is not None and not known.name
         if sandbox or container == POD_ITSELF:
@@ -127,11 +128,11 @@ class Writers:
         return Writer.CGROUP if unasked and not by_plugin else None
 
     def of(self, container: ContainerID, *, new: bool) -> Writer:
-        """Choose the writer of a container that is to be written.
+        """Choose the writer of a container.
 
         Args:
             container: its id.
-            new: it has started since the agent did; an older container keeps its writer.
+            new: whether it has started since the agent did; an older container keeps its writer.
 
         Raises:
             RuntimeUnreachable: the runtime has a CPU list for it, and cannot be reached.
@@ -157,10 +158,10 @@ class Writers:
     def through(
         self, writer: Writer, tree: CgroupAccess, path: str, container: ContainerID
     ) -> CgroupAccess:
-        """Return the cgroups as this writer writes them.
+        """Return access to the cgroups by this writer.
 
-        The runtime writes the cgroup of the container. The cgroups above and below it are always
-        written directly.
+        The runtime writes the cgroup of the container. cpupool always writes the cgroups above and
+        below it directly.
         """
         runtime = self._runtime(writer)
         if runtime is None:
@@ -199,7 +200,7 @@ class Writers:
     def limit(
         self, tree: BandwidthTree, path: str, container: ContainerID, bandwidth: Bandwidth
     ) -> Writer:
-        """Set how long a container may run, as `adjust`."""
+        """Set the CPU time of a container, as `adjust`."""
         wanted = Properties(bandwidth=bandwidth)
         return self.adjust(path, container, wanted, partial(tree.limit, path, bandwidth))
 
@@ -215,7 +216,7 @@ class Writers:
         Args:
             path: its cgroup.
             container: its id.
-            properties: what is set.
+            properties: the values.
             directly: sets the same without the runtime.
 
         Raises:

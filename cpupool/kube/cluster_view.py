@@ -151,7 +151,7 @@ class ClusterView:
         return {name: partial(run, beat=partial(beat, name)) for name, run in loops.items()}
 
     def wake(self) -> None:
-        """Let every loop notice that it shall stop."""
+        """Let every loop notice `stop`."""
         for loop in (self._pods, self._nodes, self.events):
             loop.wake()
         if self.config_map:

@@ -34,7 +34,7 @@ _OBSTACLES: Final = {
     "404": (_NO_CRD, CREATE_CRD),
     "403": ("the agent may not list and watch the object", GRANT),
 }
-"""Status of a list or a watch → what it says, and what a person must do."""
+"""Status of a list or a watch → the fact, and the remedy."""
 
 
 class NodeTopologyObject:
@@ -114,7 +114,7 @@ class NodeTopologyObject:
             self._over.wait(self._look_s)
 
     def wake(self) -> None:
-        """End any wait, so that `run` and `apply` notice that they shall end."""
+        """End any wait and request, so that `run` and `apply` notice the end."""
         self._over.set()
         self._asking.interrupt()
         self._applying.interrupt()

@@ -1,4 +1,8 @@
-"""The supervisor: it runs each loop of a process in a thread, and ends all loops together."""
+"""The supervisor runs each loop of a process in a thread, and ends all loops together.
+
+A loop that has ended or hangs leaves a process that looks alive and does only a part of its work.
+So the first loop that fails ends the process, and Kubernetes starts it again.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +22,8 @@ if TYPE_CHECKING:
 log = logs.get(__name__)
 
 _LOOK_S: Final = 5.0
-"""How often to look for a loop that hangs. It hangs if two looks find it: all loops of a process
-that was stopped for a while, as by a freezer, are silent until each has turned."""
+"""The time between two looks for a loop that hangs. Two looks must find it: after a stop of the
+whole process, as by a freezer, every loop is silent until its next turn."""
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _END_S: Final = 30.0
 
@@ -87,7 +91,7 @@ def supervise(
 
 
 def _hanging(hung: Callable[[], str], stop: threading.Event) -> str:
-    """Return the name of what hangs, once two looks have found it; "" once `stop` is set."""
+    """Return the name of a loop that two looks have found silent; "" once `stop` is set."""
     suspect = ""
     while not stop.wait(_LOOK_S):
         name = hung()

@@ -1,4 +1,4 @@
-"""What a loop reports with."""
+"""The three sinks for a loop's reports, as one value."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Telemetry:
-    """Whom a process tells about itself. Any thread may use each of them.
+    """The sinks for the reports of a process. Any thread may use each of them.
 
     Attributes:
-        events: hears what pods' authors and the node's admin must know.
-        metrics: counts and measures.
-        health: answers the probes: loops beat there, and conditions are set.
+        events: sends Events to pods' authors and the node's admin.
+        metrics: the numbers that Prometheus reads.
+        health: the beats of loops, and the conditions of the process, for probes.
     """
 
     events: EventSink

@@ -27,7 +27,7 @@ SILENT_S: Final = 30.0
 the process within 50 s."""
 LATE_S: Final = 3.0
 _ASK_S: Final = 1.0
-"""How often a thread is asked: a question wakes it, and some loops turn many times a second."""
+"""The time between two questions: a question wakes the thread, and some loops turn often."""
 _END_S: Final = 10.0
 _THIS_THREAD: Final = Path("/proc/thread-self/comm")
 
@@ -62,9 +62,9 @@ class OwnedThread:
         run: the thread's function; calls `answer` each time after `ask`.
         ask: makes the thread call `answer`; the owner calls it; must not block.
         failed: called in the thread when `run` has raised; the owner then checks.
-        silent_s: how long the thread may take to answer.
-        late_s: how long the thread may take to answer until the process is not ready.
-        every_s: how long a thread that has answered is not asked again by its owner.
+        silent_s: the time for an answer; the owner fails after it.
+        late_s: the time for an answer after which the process is not ready.
+        every_s: the time between two questions of the owner.
 
     Attributes:
         name: the thread's name.

@@ -2,6 +2,27 @@
 
 A choice depends on earlier choices, so the agent makes it once, for a whole pod, and keeps it until
 the pod has ended. The placement of each container follows from the grants (`resolve`).
+
+Theory of operation. `admit` takes the facts and the earlier grants. It goes through the pods that
+have no choice yet, the oldest first. For each pod:
+
+1. `_Need` has the facts about the pod on which its choice depends. On the same grants, pods with
+   equal needs fail for the same reason. So `admit` tries a need again only after the grants have
+   changed.
+2. `_attempted` waits for the kubelet if the CPUs must lie near devices that it has not named. It
+   also refuses a choice that takes CPUs from an older pod (`CPUsAwaited`, step 5).
+3. `_plans` yields plans: an order of the pod's containers, and whether all lie on the same NUMA
+   nodes. Containers that run at different times can have the same CPUs, so the order decides how
+   many CPUs the pod owns. `_chosen` takes the plan with the fewest.
+4. `_with` gives one container its CPUs. The policy narrows the request by its own rules, `aligning`
+   adds the NUMA nodes of other resources, the policy chooses (`_choice`), and `guard` checks the
+   choice. The result is a new state (`_Choosing`), in which the next container sees these CPUs as
+   owned.
+5. A pod that does not fit gets a `Refusal`. `onMisfit` decides whether it waits or shares. It is
+   reachable if it would fit without the pods that are ending: it then keeps its place before later
+   pods.
+
+Plugins ask for the first steps of the same choice in advance (`offered`).
 """
 
 from __future__ import annotations

@@ -2,6 +2,21 @@
 
 A pod owns an exclusive CPU from the moment the kubelet gives it the device until the pod ends.
 Edits of the pools meanwhile change nothing: cpupool places no other container on it.
+
+Theory of operation. Each step is a function of the values before it:
+
+1. Grants: each owner with its CPUs (`ownership` by devices, `choosing` by the policy). The caller
+   has decided them.
+2. The view (`choosing.view`): the machine, the pools and the grants, and the shared sets that
+   follow from them. A policy sees nothing else.
+3. Placements (`placing.place`): one for each container instance. `placing` says on which parts of
+   the inputs a placement depends.
+
+A node may have hundreds of containers, while most changes concern one pod. So `resolve` takes the
+earlier decisions, and repeats a placement only if a part has changed on which it depends. The
+result without earlier decisions is equal. Two more shortcuts serve requests of the container
+runtime: `promised` adds the answers of Allocate, and `owners_stay` says that the grants are as
+before.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The container runtime's CRI service: which container is which, and on which CPUs it is to run.
+"""The container runtime's CRI service: it names the containers, and changes their CPUs.
 
-Source: k8s.io/cri-api, pkg/apis/runtime/v1/api.proto, and what containerd and CRI-O make of it.
+Source: k8s.io/cri-api, pkg/apis/runtime/v1/api.proto, and its use by containerd and CRI-O.
 """
 
 from __future__ import annotations
@@ -62,34 +62,34 @@ _Answer = TypeVar("_Answer", bound=Message)
 _PEER: Final = "the container runtime"
 _UNREACHABLE: Final = (Status.UNAVAILABLE, Status.DEADLINE_EXCEEDED)
 _FEW: Final = 4
-"""Up to so many containers are asked for by id; for more, a list of all is the shorter answer."""
+"""The agent asks for up to so many containers by id; for more, a list of all is shorter."""
 _RETRY_S: Final = 2.0
 _RETRY_SHARE: Final = 10
-"""A runtime that hangs is asked again after so many times as long as it was waited for."""
+"""The agent pauses so many times as long as it has waited for a runtime that hangs."""
 
 
 class CRI:
     """A `ContainerSource` and a `ContainerRuntime` over the runtime's socket; any thread may call.
 
-    It asks and does not listen: GetContainerEvents would tell of a container a millisecond sooner
-    than a question about its cgroup does, but containerd creates no container while a listener
-    does not read (2.x: internal/eventq), or gives each event to one listener only, so that the
-    kubelet misses it (1.x: pkg/cri/server/container_events.go).
+    It asks and does not listen. GetContainerEvents would report a container a millisecond sooner.
+    But containerd creates no container while a listener does not read (2.x: internal/eventq), or
+    gives each event to one listener only, so that the kubelet misses it (1.x:
+    pkg/cri/server/container_events.go).
 
-    No call begins while the runtime waits for the agent's answer by NRI: it holds its lock then,
-    and the thread that calls is the one that gets the answer's facts. Version alone is called:
-    runtimes answer it from constants.
+    No call but Version begins while the runtime waits for the agent's answer by NRI. The runtime
+    holds its lock then, and the calling thread also gets the facts for that answer. Runtimes answer
+    Version from constants.
 
-    Each call has a channel of its own: that costs under a millisecond, and a runtime that has been
-    restarted is found at once.
+    Each call has a channel of its own. That costs under a millisecond, and a call after a restart
+    of the runtime works at once.
 
     Args:
-        sockets: where a runtime may listen; the first that answers is used.
-        names: of the annotations that Allocate's replies leave on containers.
-        memory: container → its memory nodes, which each change of the container repeats: a runtime
-            writes all that it remembers.
+        sockets: the sockets of runtimes; the first that answers is used.
+        names: the names of the annotations that Allocate's replies leave on containers.
+        memory: container → its memory nodes, which each change of the container repeats, because a
+            runtime writes all values that it remembers.
         awaits: returns whether the runtime waits for an answer of the agent by NRI.
-        timeout_s: how long to wait for one answer; the sweep waits, too.
+        timeout_s: the time for one answer; the sweep waits, too.
         now_s: a monotonic clock.
     """
 
@@ -109,7 +109,7 @@ class CRI:
         self._awaits = awaits
         self._timeout_s = timeout_s
         self._now_s = now_s
-        # The socket on which a runtime answered, until it does so no longer.
+        # The socket on which a runtime answers.
         self._socket: Path | None = None
         self._retry_at_s = now_s()
 
@@ -123,16 +123,14 @@ class CRI:
         return answer.runtime_name, answer.runtime_version
 
     def connected(self) -> bool:
-        """Return whether the runtime answers: its last answer says so, or a call now and then."""
+        """Return whether the runtime answers, by its last answer or by a call now and then."""
         if self._socket is None and self._now_s() >= self._retry_at_s:
             with suppress(RemoteProtocolError):
                 self.version()
         return self._socket is not None
 
     def recognise(self, ids: Collection[str]) -> tuple[RuntimeContainer, ...]:
-        """Return those of these containers and sandboxes that the runtime knows.
-
-        Those that are not the kubelet's are left out.
+        """Return the containers and sandboxes of the kubelet that the runtime knows.
 
         Raises:
             RuntimeAwaitsAnswer: it waits for an answer of the agent itself.
@@ -164,7 +162,7 @@ class CRI:
         return tuple(container for container in found if container is not None)
 
     def chosen(self, ids: Collection[str]) -> tuple[RuntimeContainer, ...]:
-        """Return those of these containers that have CPUs of their own, by their OCI spec.
+        """Return the given containers that have CPUs of their own, by their OCI spec.
 
         Only the spec has the annotation of an NRI plugin: CRI's own field shows the kubelet's.
 
@@ -195,11 +193,11 @@ class CRI:
     def cpu_list(self, container: ContainerID) -> str | None:
         """Return the CPU list that the runtime has for a container.
 
-        The OCI spec is what counts: containerd's `resources` leave out what an NRI plugin has set
+        The OCI spec has it. containerd's `resources` leave out the CPUs that an NRI plugin has set
         at creation (containerd: internal/cri/server/container_create.go, copyResourcesToStatus).
 
         Returns:
-            Empty where it has none, and None where it does not know the container.
+            The list, empty if there is none; None if the runtime does not know the container.
 
         Raises:
             RuntimeAwaitsAnswer: it waits for an answer of the agent itself.
@@ -316,7 +314,7 @@ class CRI:
                 raise
 
     def _leave_alone(self, pause_s: float) -> None:
-        """Ask a runtime that is not there, or hangs, no more for a while."""
+        """Pause the calls to a runtime that is not there, or hangs."""
         self._retry_at_s = self._now_s() + pause_s
 
     def _containers(self, channel: Channel, ids: AbstractSet[str]) -> list[Container]:
@@ -345,7 +343,7 @@ class CRI:
     def _status(
         self, channel: Channel, container: str, *, verbose: bool = False
     ) -> ContainerStatusResponse | None:
-        """Return what the runtime says of a container; None where it does not know it."""
+        """Return the runtime's report of a container; None if it does not know the container."""
         request = ContainerStatusRequest(container_id=container, verbose=verbose)
         try:
             return self._ask(channel, request, ContainerStatusResponse)
@@ -380,7 +378,7 @@ class _Spec(NamedTuple):
 
     @classmethod
     def of(cls, answer: ContainerStatusResponse) -> _Spec | None:
-        """Return the spec in a verbose answer; None where the runtime shows none with CPUs."""
+        """Return the spec in a verbose answer; None if the runtime shows no spec with CPUs."""
         try:
             info = Fields.of(json_text.load(answer.info["info"]))
             spec = info.within("runtimeSpec")

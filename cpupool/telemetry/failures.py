@@ -1,4 +1,4 @@
-"""The present failures, so that the log has one line for a failure that lasts."""
+"""The present failures, so that the log has only one line for a failure that lasts."""
 
 from __future__ import annotations
 

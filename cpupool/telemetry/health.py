@@ -76,7 +76,7 @@ class Health:
         self._serving: frozenset[str] = frozenset()
 
     def expect(self, loop: str, within_s: float, *, serves: bool = False) -> None:
-        """Count this loop as hung, from now on, whenever it has not called `beat` for this time.
+        """Report this loop as hung, from now on, if it does not call `beat` within this time.
 
         Args:
             loop: its name.
@@ -104,7 +104,7 @@ class Health:
         Args:
             condition: its name.
             ok: whether it holds.
-            message: what is wrong and what to do, if it does not hold.
+            message: the fact and the remedy, if it does not hold.
         """
         with self._lock:
             self._failures[condition] = "" if ok else message or "no reason was given"

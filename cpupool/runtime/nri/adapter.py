@@ -1,7 +1,8 @@
-"""The container runtime as its NRI plugin reaches it: a conversation, and what it names.
+"""The container runtime as its NRI plugin reaches it: the conversation, and the containers.
 
-The role that answers the runtime runs the conversation; the writers of containers ask the runtime
-for changes meanwhile. A single lock protects all of it.
+Two threads use it. The NRI plugin's thread runs the conversation and answers the runtime. The
+cpusetter's thread asks the runtime for changes meanwhile. One lock protects the session, the socket
+and the containers.
 """
 
 from __future__ import annotations
@@ -50,18 +51,18 @@ if TYPE_CHECKING:
     )
 
 _INDEX: Final = "50"
-"""Its place among the runtime's plugins. Any will do: no two of them may set a container's CPUs."""
+"""The plugin's place in the runtime's order. Any place serves: only one plugin may set CPUs."""
 _REACHED_S: Final = 2.0
 _UPDATED_S: Final = 0.4
-"""The cpusetter has other containers, too; what the runtime answers later counts."""
+"""The cpusetter goes on after this time. A later answer of the runtime is valid, too."""
 _GIVEN_UP_S: Final = 5.0
-"""How long after an update that is not answered the runtime is asked for another."""
+"""The pause after an update without an answer, before the next update."""
 _WAITS_ITSELF: Final = "it waits for an answer itself"
 
 
 @dataclass(slots=True)
 class _Request:
-    """Updates that the runtime has been asked for, when, and its answer once that has come.
+    """Updates that the runtime has to make, the time of the request, and its answer.
 
     Attributes:
         given_up: the caller does not wait for the answer.
@@ -80,21 +81,20 @@ class NRIRuntime:
     port.
 
     Args:
-        socket: where the runtime takes plugins.
-        names: how the annotations of allocations are called.
-        launch: how the runtime has started this process as its plugin; None where it has not.
-        look: asks for a sweep: nothing is heard of the containers any more.
-        started: hears which container has started; None for `look`.
-        memory: as for `Session`.
-        update_s: how long a caller waits for the runtime's answer to an update.
+        socket: the runtime's socket for plugins.
+        names: the names of the annotations of allocations.
+        launch: the runtime's start of this process as its plugin; None if it has not.
+        look: asks for a sweep, because the runtime reports no containers any more.
+        started: called with each container that has started; None to call `look`.
+        memory: container → its memory nodes, which each update repeats.
+        update_s: the time in which the runtime must answer an update.
         now_s: a monotonic clock.
 
     Attributes:
-        socket: as given.
-        containers: what the runtime has, and the CPUs that it has for each; to be read within a
-            turn.
-        launched: the runtime has started this process.
-        may_lock_up: a change that the runtime is asked for can lock it up for good.
+        socket: the same.
+        containers: the runtime's containers, each with its CPUs; for reads within a turn.
+        launched: whether the runtime has started this process.
+        may_lock_up: whether a request for a change can lock the runtime up for good.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class NRIRuntime:
 
     @contextmanager
     def attached(self) -> Iterator[None]:
-        """Reach the runtime and register; what it has named is kept after the end.
+        """Connect to the runtime and register; its containers stay known after the end.
 
         Raises:
             RemoteProtocolError: it cannot be reached, or ends the conversation.
@@ -153,12 +153,12 @@ class NRIRuntime:
 
     @contextmanager
     def turn(self, timeout_s: float) -> Iterator[list[Message]]:
-        """Wait for what the runtime says, and yield it; the answers go out before the end.
+        """Wait for messages of the runtime, and yield them; the answers go out before the end.
 
-        Callers of the port wait meanwhile. Each message is to be passed to `note`, in its order.
+        Callers of the port wait meanwhile. The caller passes each message to `note`, in its order.
 
         Args:
-            timeout_s: how long to wait; `wake` ends it, too.
+            timeout_s: the longest wait; `wake` ends it, too.
 
         Raises:
             RemoteProtocolError: the conversation is over.
@@ -179,7 +179,7 @@ class NRIRuntime:
                 self._connection.wake()
 
     def note(self, message: Message) -> None:
-        """Keep what a message says of the runtime and its containers; within a turn."""
+        """Record the facts in a message about the runtime and its containers; within a turn."""
         match message:
             case Configured():
                 self.may_lock_up = message.may_lock_up
@@ -201,7 +201,7 @@ class NRIRuntime:
                 self._connection.send(data)
 
     def answer_synchronize(self, message: Synchronize, updates: Iterable[Update]) -> None:
-        """Let the runtime correct containers that run already; it is connected from here on."""
+        """Let the runtime correct containers that run already; the connection is complete now."""
         self._attachment()[0].answer_synchronize(message.call, updates)
         # CRI-O and old versions of containerd may name a start before this.
         self.containers.start_all()
@@ -264,7 +264,7 @@ class NRIRuntime:
         return self._synchronized
 
     def cpu_list(self, container: ContainerID) -> str | None:
-        """Return the CPU list that the runtime has for a container, as far as that is known."""
+        """Return the CPU list that the runtime has for a container, as far as it is known."""
         known = self.containers.get(container)
         return str(known.cpus) if known else None
 
@@ -330,8 +330,8 @@ class NRIRuntime:
     def _ask(self, updates: Sequence[Update], what: str) -> Updated:
         """Ask the runtime for changes, and wait for its answer.
 
-        Never while a request of the runtime waits for its answer: older runtimes would wait for
-        each other then (containerd/nri, before 0.12.1).
+        It asks only while no request of the runtime waits for an answer. Otherwise older runtimes
+        wait for us as we wait for them (containerd/nri, before 0.12.1).
         """
         container = updates[0].container
         if self.awaits():

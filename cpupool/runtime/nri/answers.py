@@ -1,4 +1,7 @@
-"""The NRI plugin's answers to the container runtime, once nothing is in a container's way."""
+"""The NRI plugin's answers to the container runtime about containers that nothing holds back.
+
+`conversation.py` takes the requests, `holding.py` finds the obstacles, and this module answers.
+"""
 
 from __future__ import annotations
 
@@ -48,13 +51,13 @@ class Answers:
     Args:
         runtime: the container runtime.
         names: the public names, with the resource domain.
-        missing_facts: how to treat a container whose devices are unknown, or whose CPUs another pod
-            has.
+        missing_facts: the treatment of a container whose devices are unknown, or whose CPUs another
+            pod has.
         ready: whether the owner of each CPU is known.
         with_memory: returns the NUMA nodes that have memory.
         forget: forgets containers that the runtime does not create.
-        events: where pods' owners learn that a container is held, or released.
-        metrics: where starts on occupied CPUs are counted.
+        events: tells pods' owners that a container is held, or released.
+        metrics: counts starts on occupied CPUs.
     """
 
     def __init__(
@@ -178,13 +181,13 @@ class Answers:
         return due
 
     def started(self, container: NRIContainer) -> None:
-        """Take the runtime's word that a container has started."""
+        """Record the runtime's report that a container has started."""
         # CRI-O starts a container although a plugin refuses.
         if obstacle := self._refused_starts.pop(container.id, None):
             self._breach(container, obstacle)
 
     def ended(self, container: ContainerID) -> None:
-        """Take the runtime's word that a container has ended."""
+        """Record the runtime's report that a container has ended."""
         self._refused_starts.pop(container, None)
 
     def corrections(
@@ -195,7 +198,7 @@ class Answers:
         Args:
             now: where they belong.
             near: only those that are on one of these CPUs; None for all.
-            ignore_failure: as for `Update`.
+            ignore_failure: whether the runtime keeps a failure to itself.
         """
         for identifier, container in self._runtime.containers.items():
             # The cpusetter has the containers that run and for which the runtime has no CPUs.
@@ -244,7 +247,7 @@ class Answers:
             self._events.pod(obstacle.pod, notices.OCCUPIED, why)
 
     def _wanted(self, key: ContainerKey | None, now: Snapshot) -> CPUAssignment | None:
-        """Return where a container belongs; None where that is not known well enough."""
+        """Return where a container belongs; None if the facts are not certain enough."""
         if key is None:
             return None
         assignment = now.assignment(key)

@@ -1,9 +1,11 @@
-"""When the NRI plugin connects: not while a pod ends, as far as that is known.
+"""The wait before the NRI plugin connects: it does not connect while a pod ends.
 
 containerd holds a lock while it stops a container, for the whole grace period. A plugin that
 registers waits for this lock, and every later call of the runtime waits behind the plugin: no pod
-starts. Source: StopContainer in containerd, internal/cri/server/container_stop.go; BlockPluginSync
-and acceptPluginConnections in containerd/nri, pkg/adaptation/adaptation.go.
+starts. So the plugin waits for pods that end, for a limited time.
+
+Source: StopContainer in containerd, internal/cri/server/container_stop.go; BlockPluginSync and
+acceptPluginConnections in containerd/nri, pkg/adaptation/adaptation.go.
 """
 
 from __future__ import annotations
@@ -30,16 +32,16 @@ if TYPE_CHECKING:
 log = logs.get(__name__)
 
 _LATE_S: Final = 5.0
-"""How long after its grace period a pod may still end. One that lasts longer is stuck."""
+"""The time for the end of a pod after its grace period. A pod that takes longer is stuck."""
 
 
 @dataclass(frozen=True, slots=True)
 class WaitRules:
-    """For which pods the plugin waits, and how long.
+    """The pods for which the plugin waits, and the longest wait.
 
     Attributes:
-        bound_s: how long it waits at most, for all pods together; 0 to wait for none.
-        own_pod: `namespace/name` of the agent's pod, which it does not wait for; empty for none.
+        bound_s: the longest wait for all pods together; 0 to wait for none.
+        own_pod: `namespace/name` of the agent's pod, for which it does not wait; empty for none.
     """
 
     bound_s: float = 30.0
@@ -55,7 +57,7 @@ class _Bound:
 
 
 class ConnectionWait:
-    """Tells how long the plugin must wait before it connects; one thread calls it.
+    """Decides how long the plugin waits before it connects; one thread calls it.
 
     A runtime that has made its socket since the last connection stops no container yet, so the
     plugin connects to it at once.
@@ -64,14 +66,14 @@ class ConnectionWait:
         manager: knows the pods.
         runtime: the container runtime.
         found: walks every container directory.
-        rules: for which pods to wait, and how long.
+        rules: the pods for which to wait, and the longest wait.
         look: asks for a sweep, after which the status shows the wait.
-        metrics: where the wait is shown.
+        metrics: shows the wait.
         now_s: a monotonic clock.
         time_s: the Unix time, as of the API server's timestamps.
 
     Attributes:
-        waits: for which pod the plugin waits, and until when; empty if it does not.
+        waits: the pod for which the plugin waits, and the end of the wait; empty if it does not.
     """
 
     def __init__(
@@ -97,14 +99,14 @@ class ConnectionWait:
         self._time_s = time_s
         self._met = identity(runtime.socket)
         self._bound: _Bound | None = None
-        """Where the wait ends; None while no connection is wished for."""
+        """The end of the wait; None while the plugin need not connect."""
 
     def begin_anew(self) -> None:
-        """Note that the connection is made, or not wished for yet: the next wish may wait."""
+        """Forget the wait: the plugin has connected, or need not connect yet."""
         self._met, self._bound = identity(self._runtime.socket), None
 
     def pause_s(self) -> float:
-        """Return how long to wait until the next question at most; 0 to connect now."""
+        """Return the seconds until the caller asks again, at most; 0 to connect now."""
         if not self._may_wait():
             return self._connect()
         now_s, time_s, bound_s = self._now_s(), self._time_s(), self._rules.bound_s
@@ -167,7 +169,7 @@ class ConnectionWait:
         return 0.0
 
     def _tell(self, pod: str = "", until_s: float = 0.0) -> None:
-        """Show for which pod the plugin waits, and until when; empty for none."""
+        """Show the pod for which the plugin waits, and the end of the wait; empty for none."""
         text = f"waits for {pod} until {_shown(until_s)}" if pod else ""
         if text == self.waits:
             return

@@ -33,7 +33,7 @@ _SWITCH_ON: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How a runtime has started this process as a plugin.
+    """The facts with which a runtime has started this process as a plugin.
 
     Attributes:
         fd: the connected socket.
@@ -67,7 +67,7 @@ def inherited(environment: Mapping[str, str]) -> Launch | None:
 
 
 def identity(path: Path) -> tuple[int, ...] | None:
-    """Return what tells a runtime's socket from that of its next start; None without a socket."""
+    """Return a value that differs between two starts of a runtime; None without its socket."""
     try:
         found = path.stat()
     except OSError:
@@ -158,7 +158,7 @@ class Connection:
             raise _broken(error) from error
 
     def send(self, data: bytes) -> None:
-        """Send all of it; what fails in the middle is the end of the conversation.
+        """Send all bytes; an error in the middle ends the conversation.
 
         Raises:
             RemoteProtocolError: the connection is broken, or the runtime does not read.

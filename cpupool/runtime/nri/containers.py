@@ -1,4 +1,4 @@
-"""The containers that the runtime has, by what it says through NRI."""
+"""The containers that the runtime has, by its reports through NRI."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class KnownContainer:
 
     Attributes:
         key: the ids in its cgroup's path.
-        cpus: those that the runtime has for it; none where it has no list.
-        started: it runs, or could: the runtime has brought it onto its CPUs.
+        cpus: the runtime's CPU list for it; empty for none.
+        started: the runtime has brought it onto its CPUs, so that it runs or may run.
         moved: the runtime was asked for other CPUs before the container started. The runtime may
             have made the container with the CPUs before.
     """
@@ -38,7 +38,7 @@ class Containers(dict[ContainerID, KnownContainer]):
     """The containers by their ids.
 
     Attributes:
-        delayed: containers that are made, and wait until others have left their CPUs.
+        delayed: created containers that wait until others have left their CPUs.
     """
 
     def __init__(self) -> None:
@@ -66,14 +66,14 @@ class Containers(dict[ContainerID, KnownContainer]):
         return any(known.started and known.key[0] == pod for known in self.values())
 
     def start(self, container: ContainerID) -> bool:
-        """Count a container as started; return whether it is known."""
+        """Record a container as started; return whether it is known."""
         known = self.get(container)
         if known is not None:
             known.started = True
         return known is not None
 
     def start_all(self) -> None:
-        """Count every container as started: the runtime may not name their starts any more."""
+        """Record every container as started: the runtime may not report their starts any more."""
         self.delayed.clear()
         for known in self.values():
             known.started = True

@@ -1,9 +1,9 @@
-"""The conversation with the container runtime: what it says is taken, what it asks is answered.
+"""The conversation with the container runtime: it takes the reports, and answers the requests.
 
-Every answer comes from what is known: the container's own annotations, then memory. Where the
-kubelet's word is missing, the cpusetter is asked to get it, and the answer waits, for a part of the
-time after which a runtime drops a plugin. So it does where another pod still has the container's
-CPUs. The API server is never asked.
+Every answer comes from known facts: the container's own annotations, then memory. If the kubelet
+has not named the devices yet, the conversation asks the cpusetter for them, and the answer waits,
+for a part of the time after which a runtime drops a plugin. An answer waits in the same way while
+another pod still has the container's CPUs. No answer needs the API server.
 
 Containerd ignores a failed update of another container, so the plugin reads the cgroups again
 before the first instruction of a container with CPUs of its own.
@@ -48,12 +48,12 @@ _IDLE_S: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """A container that is to be created, or started.
+    """A request to create or start a container.
 
     Attributes:
-        message: what the runtime says of it.
-        came_s: when that came.
-        until_s: when it is answered at the latest; None before it is known that it must wait.
+        message: the runtime's message.
+        came_s: the time of the message.
+        until_s: the latest time of the answer; None before it is known that it must wait.
     """
 
     message: CreateContainer | StartContainer
@@ -62,12 +62,12 @@ class _Waiting:
 
     @property
     def container(self) -> Hashable:
-        """What stays the same when the kubelet tries again, with another id."""
+        """The key that stays the same when the kubelet tries again, with another id."""
         known = self.message.container.known
         return known and (known.pod, known.name, type(self.message))
 
     def begun(self, budget: WaitBudget, now_s: float, *, soon: bool) -> _Waiting:
-        """Return it with its time to wait, which is short if what it waits for comes soon."""
+        """Return it with the end of its wait, which is short if the missing fact comes soon."""
         if self.until_s is not None:
             return self
         latest_s = self.came_s + longest_s(self.message.deadline_s)
@@ -75,15 +75,15 @@ class _Waiting:
 
 
 class Conversation:
-    """Takes what the runtime says, and answers it; one thread calls it.
+    """Takes the runtime's messages, and answers them; one thread calls it.
 
     Args:
         manager: decides where each container belongs.
         runtime: the container runtime.
-        obstacles: finds what is in the way of a container.
+        obstacles: finds the reasons to hold a container.
         answers: answers for single containers.
-        look: asks for a sweep, which also gets the kubelet's word.
-        metrics: where requests are counted.
+        look: asks for a sweep, which also asks the kubelet.
+        metrics: counts requests.
         decided: returns the decisions, once their choices are recorded; None for no record.
         now_s: a monotonic clock.
     """
@@ -117,10 +117,10 @@ class Conversation:
         return bool(self._waiting)
 
     def turn(self, connected: Callable[[], None]) -> None:
-        """Wait until the runtime says something or an answer is due; take it, and answer.
+        """Wait for a message of the runtime, or until an answer is due; then answer.
 
         Args:
-            connected: called once the runtime has named all that it has.
+            connected: called once the runtime has named all its containers.
 
         Raises:
             RemoteProtocolError: the runtime cannot be reached any more.
@@ -140,7 +140,7 @@ class Conversation:
             self._decided()
 
     def end(self) -> None:
-        """Forget what the runtime has asked: it is gone."""
+        """Forget the runtime's requests, because the runtime is gone."""
         self._waiting = []
         self._budget.count(self._now_s(), waits=False)
 
@@ -151,8 +151,8 @@ class Conversation:
         return max(0.0, until_s - self._now_s())
 
     def _tell(self, messages: list[Message]) -> None:
-        """Pass all that has come and gone to the manager at once, so that it decides once."""
-        # The runtime does not name what it is about to create among what it has.
+        """Pass all changes of containers to the manager in one call, so that it decides once."""
+        # The runtime's list lacks the container that it is about to create.
         current = (*(waiting.message for waiting in self._waiting), *messages)
         found = [container for message in current for container in _appeared(message)]
         every = any(isinstance(message, Synchronize) for message in messages)

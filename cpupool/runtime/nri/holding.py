@@ -1,6 +1,7 @@
-"""Which containers may be held: the runtime does not create or start them now, and tries again.
+"""The obstacles for which a container is held: the runtime does not create or start it now.
 
-A creation is held for the first of these that is so (`Obstacles.to_creation`):
+The kubelet then tries again. A creation is held by the first of these obstacles that is there
+(`Obstacles.to_creation`):
 
 1. The container has devices of a pool, and the node's pools are not known yet.
 2. The CPU manager policy or a plugin refuses its pod, or a plugin has yet to answer for it, and no
@@ -46,7 +47,7 @@ _SHOWN: Final = 3
 
 
 class MissingFacts(Enum):
-    """How to treat a container whose devices are unknown, or whose CPUs another pod has."""
+    """The treatment of a container whose devices are unknown, or whose CPUs another pod has."""
 
     HOLD = "hold"
     """It is not created; the kubelet tries again."""
@@ -56,16 +57,16 @@ class MissingFacts(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """Why a container cannot have its CPUs, or not alone.
+    """The reason why a container cannot have its CPUs, or not alone.
 
     Attributes:
-        pod: its pod, where that is known.
+        pod: its pod, if it is known.
         why: the fact.
-        remedy: what to do if that lasts.
+        remedy: the remedy if it lasts.
         refusal: the reason of the Event about a pod that the CPU manager policy refuses; empty for
             an obstacle that may pass in a moment.
         settable: whether a setting would start the container in the default pool.
-        soon: whether only the agent itself is awaited.
+        soon: whether the obstacle waits for the agent itself alone.
     """
 
     pod: Pod | None
@@ -105,7 +106,7 @@ class Obstacle:
 
 
 class Obstacles:
-    """Finds what is in the way of a container.
+    """Finds the obstacle of a container.
 
     Args:
         runtime: the container runtime.
@@ -125,7 +126,7 @@ class Obstacles:
         self._found = found
 
     def to_creation(self, container: NRIContainer, now: Snapshot) -> Obstacle | None:
-        """Return what keeps a container that asks for CPUs of its own from having them."""
+        """Return the obstacle for a container that is created; None for none."""
         known, key = container.known, container.key
         if known is None or key is None:
             return None
@@ -145,7 +146,7 @@ class Obstacles:
         return Obstacle(pod, assignment.reason, notices.remedy(assignment.cause))
 
     def to_start(self, container: NRIContainer, now: Snapshot) -> Obstacle | None:
-        """Return what keeps a container from starting alone on its own CPUs.
+        """Return the obstacle for a container that starts; None if it is alone on its own CPUs.
 
         A container without own CPUs costs no look at the cgroups, unless its CPUs have changed
         since its creation: the runtime may have made its cgroup with the CPUs before.
@@ -189,7 +190,7 @@ class Obstacles:
 
 
 def _unknown(container: NRIContainer, pod: Pod | None, now: Snapshot) -> str:
-    """Return what is not known yet about a container that may ask for CPUs of its own, or nothing.
+    """Return the missing fact about a container that may ask for CPUs of its own; empty for none.
 
     The kubelet's numbers show the request of a container whose pod is not listed yet.
     """
@@ -209,10 +210,10 @@ def _unknown(container: NRIContainer, pod: Pod | None, now: Snapshot) -> str:
 
 
 def _unanswered(container: NRIContainer, pod: Pod | None, now: Snapshot) -> str:
-    """Return what is not known yet about a container that may request a plugin's resource.
+    """Return the missing fact about a container that may request a plugin's resource.
 
-    It is nothing where no plugin serves a resource. Without the API server a static pod is never
-    listed.
+    It is empty if no plugin serves a resource, and for a static pod: without the API server no list
+    has that pod.
     """
     if not by_plugins.awaited(now.facts) or container.static:
         return ""
@@ -223,7 +224,7 @@ def _unanswered(container: NRIContainer, pod: Pod | None, now: Snapshot) -> str:
 
 
 def _unprepared(container: NRIContainer, now: Snapshot) -> str:
-    """Return that a plugin has yet to prepare this start of a container, or nothing."""
+    """Return that a plugin has yet to prepare this start of a container; empty if not."""
     if container.known is None:
         return ""
     ref, plugins = ContainerRef(container.known.pod, container.known.name), now.facts.plugins

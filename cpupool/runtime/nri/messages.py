@@ -1,4 +1,4 @@
-"""What a container runtime and an NRI plugin tell each other, as values.
+"""The messages between a container runtime and an NRI plugin, as values.
 
 Source: github.com/containerd/nri, pkg/api/api.proto.
 """
@@ -25,7 +25,7 @@ _MENDED: Final = (0, 12, 1)
 
 
 class ContainerState(Enum):
-    """Where a container is in its life."""
+    """The state of a container's life."""
 
     UNKNOWN = "unknown"
     CREATED = "created"
@@ -44,7 +44,7 @@ class CPUResources:
 
     @property
     def cpu_set(self) -> CPUSet:
-        """The CPUs; none where the runtime has no list, or what it has is none."""
+        """The CPUs; empty if the runtime has no list, or an unreadable one."""
         return CPUSet.parse_or_empty(self.cpus)
 
 
@@ -54,10 +54,10 @@ class NRIContainer:
 
     Attributes:
         id: the runtime's.
-        known: its pod, and its devices; None where the kubelet has not labelled it.
-        cpu: what the runtime holds for it.
+        known: its pod, and its devices; None if the kubelet has not labelled it.
+        cpu: the runtime's CPU resources for it.
         environment: its variables.
-        state: as the runtime sees it.
+        state: the runtime's state of it.
         whole_cpus: the CPUs that it requests, if the kubelet's numbers show a whole number of them
             and a Guaranteed pod; 0 otherwise, and for a static pod.
         orchestrated: whether the pod's label names a class that owns CPUs, or a scheduler may have
@@ -94,7 +94,7 @@ class Configured:
     Attributes:
         runtime: its name, as `containerd`.
         version: its version.
-        nri: the version of its NRI, as `v0.12.1`; empty where it does not tell.
+        nri: the version of its NRI, as `v0.12.1`; empty if the runtime does not name it.
     """
 
     runtime: str
@@ -106,7 +106,7 @@ class Configured:
         """Whether `Session.update` can lock the runtime up for good.
 
         Before containerd/nri 0.12.1 an update and the start of a container take two locks in
-        opposite orders. A runtime that does not tell, or not clearly, counts as older.
+        opposite orders. A runtime without a clear version is treated as older.
         """
         version = _VERSION.match(self.nri)
         return version is None or tuple(map(int, version.groups())) < _MENDED
@@ -114,7 +114,7 @@ class Configured:
 
 @dataclass(frozen=True, slots=True)
 class Synchronize:
-    """Everything that the runtime runs; to be answered.
+    """All sandboxes and containers of the runtime; to be answered.
 
     Attributes:
         call: for `Session.answer_synchronize`.
@@ -144,7 +144,7 @@ class CreateContainer:
         call: for `Session.answer_create`.
         sandbox: its pod's; None where the kubelet has not labelled it.
         container: as the runtime would create it.
-        deadline_s: how long the runtime waits; None where that is not known.
+        deadline_s: the time in which the runtime needs the answer; None if it is not known.
     """
 
     call: int
@@ -178,7 +178,7 @@ class UpdateContainer:
     Attributes:
         call: for `Session.answer_update`.
         container: its values before the change.
-        asked: what it is to become.
+        asked: the wanted values.
     """
 
     call: int
@@ -231,7 +231,7 @@ class Updated:
     Attributes:
         call: what `Session.update` returned.
         failed: containers that were not updated.
-        error: why the call as a whole failed; empty where it did not.
+        error: why the call as a whole failed; empty if it did not.
     """
 
     call: int
@@ -257,14 +257,14 @@ Message: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class Adjustment:
-    """What a container that is being created gets.
+    """The values of a container that is being created.
 
     Attributes:
-        cpus: what it runs on; an empty set changes nothing.
+        cpus: its CPUs; an empty set changes nothing.
         environment: variables to set.
         annotations: annotations to set; the runtime shows them as the container's own.
         memory: the NUMA nodes of its memory; an empty set changes nothing.
-        properties: what else it has.
+        properties: its other properties.
     """
 
     cpus: CPUSet

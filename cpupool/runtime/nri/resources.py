@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def read_cpu(cpu: nri_pb2.LinuxCPU) -> CPUResources:
-    """Read what the runtime holds for a container, or is asked to change."""
+    """Read the CPU resources of a container, or of a change."""
     return CPUResources(
         cpu.cpus,
         cpu.quota.value if cpu.HasField("quota") else None,
@@ -34,7 +34,7 @@ def read_limits(memory: nri_pb2.LinuxMemory) -> Properties:
 
 
 def write_adjustment(adjustment: Adjustment) -> nri_pb2.ContainerAdjustment:
-    """Write what a container is created with; nothing for what does not change."""
+    """Write the values of a new container; an absent field changes nothing."""
     written = nri_pb2.ContainerAdjustment(annotations=adjustment.annotations)
     for name, value in adjustment.environment.items():
         written.env.add(key=name, value=value)
@@ -52,7 +52,7 @@ def write_update(memory: Mapping[ContainerID, CPUSet], update: Update) -> nri_pb
     """Write a change of a container.
 
     Args:
-        memory: container → its memory nodes: with each update a runtime writes all that it
+        memory: container → its memory nodes: with each update a runtime writes all values that it
             remembers of a container.
         update: the change.
     """

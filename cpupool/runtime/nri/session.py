@@ -1,10 +1,30 @@
 """The plugin's side of one NRI conversation: bytes in, messages out, answers in, bytes out.
 
-The session does no I/O and keeps no time. It answers by itself whatever needs no decision, and asks
-for events that every runtime knows since the first version of the protocol, so that none can refuse
-the subscription (a runtime refuses a mask that holds an event it does not know). Runtimes call a
-method for each of these events, older ones send some of them as StateChange; both become the same
-messages. Source: github.com/containerd/nri, pkg/api/api.proto, pkg/adaptation, pkg/stub.
+Theory of operation. The session does no I/O and keeps no time. Its owner passes the bytes of the
+socket to `receive`, acts on the messages that it returns, and sends the bytes of `outgoing`. The
+bytes have three layers: `mux` has two connections, on one the runtime calls the plugin, on the
+other the plugin calls the runtime; `ttrpc` has the frames of a connection; protobuf has a call.
+
+    call                          message                      answer
+    RegisterPlugin (by us, first) Registered                   the runtime's
+    Configure                     Configured                   at once: the subscribed events
+    Synchronize, in parts         Synchronize, after the last  owed: `answer_synchronize`
+    CreateContainer               CreateContainer              owed: `answer_create`
+    StartContainer                StartContainer               owed: `answer_start`
+    UpdateContainer               UpdateContainer              owed: `answer_update`
+    those of `_LIFECYCLE`         SandboxStarted to Ended      at once
+    Shutdown                      Shutdown                     at once
+    UpdateContainers (`update`)   Updated                      the runtime's
+
+The runtime waits for an owed answer. `_owed` has these calls, each with its kind of answer, and
+`refuse` answers any of them. Answers may come in any order. A call that cannot be read is refused,
+and the conversation goes on; it ends with a broken frame, or if the runtime refuses the plugin.
+
+The session subscribes only to events of the protocol's first version: a runtime refuses a mask with
+an event that it does not know. Runtimes call a method for each of these events, and older ones send
+some of them as StateChange. Both become the same messages.
+
+Source: github.com/containerd/nri, pkg/api/api.proto, pkg/adaptation, pkg/stub.
 """
 
 from __future__ import annotations
@@ -87,7 +107,7 @@ _SHARES_PER_CPU: Final = 1024
 
 
 class _Code(IntEnum):
-    """Those of gRPC's status codes that a plugin answers with."""
+    """The status codes of gRPC with which a plugin answers."""
 
     INVALID_ARGUMENT = 3
     RESOURCE_EXHAUSTED = 8
@@ -107,8 +127,8 @@ class Session:
     Args:
         name: the plugin's name, letters and dashes.
         index: two digits; the runtime calls its plugins in this order.
-        names: how the annotations of allocations are called.
-        memory: container → its memory nodes, which each update names.
+        names: the names of the annotations of allocations.
+        memory: container → its memory nodes, which each update repeats.
     """
 
     def __init__(self, name: str, index: str, names: Names, memory: MemoryOf = NO_MEMORY) -> None:
@@ -122,7 +142,7 @@ class Session:
         self._outgoing = bytearray()
         self._last_call = 0
         self._owed: dict[int, type[Message]] = {}
-        """The runtime's calls that are not answered, and what kind of answer each needs."""
+        """The runtime's calls without an answer, each with the kind of its answer."""
         self._next_call = 1
         self._asked: set[int] = set()
         self._registration = 0
@@ -143,12 +163,12 @@ class Session:
         return bool(self._owed)
 
     def register(self) -> None:
-        """Ask the runtime to take this plugin: the first thing to say."""
+        """Ask the runtime to accept this plugin; this is the first call."""
         request = nri_pb2.RegisterPluginRequest(plugin_name=self._name, plugin_idx=self._index)
         self._registration = self._ask("RegisterPlugin", request)
 
     def receive(self, data: bytes) -> list[Message]:
-        """Take what the runtime has sent, cut anywhere; return its messages, in their order.
+        """Take bytes of the runtime, cut anywhere; return its messages, in their order.
 
         A call that cannot be understood is refused, and changes nothing for the others.
 
@@ -165,7 +185,7 @@ class Session:
         return [message for message in messages if message is not None]
 
     def outgoing(self) -> bytes:
-        """Return what is to be sent; it counts as sent."""
+        """Return the bytes to send, and forget them."""
         data = bytes(self._outgoing)
         self._outgoing.clear()
         return data
@@ -211,7 +231,7 @@ class Session:
         self._answer(call, UpdateContainer, answer)
 
     def refuse(self, call: int, why: str) -> None:
-        """Let the runtime fail what it was asked for; the kubelet shows why, and tries again.
+        """Let the runtime refuse the request; the kubelet shows why, and tries again.
 
         Raises:
             ValueError: no such call waits for an answer.
@@ -222,7 +242,7 @@ class Session:
         self._fail(call, _Code.FAILED_PRECONDITION, why)
 
     def update(self, updates: Iterable[Update]) -> int:
-        """Ask the runtime to change containers by itself; `Updated` tells how it went.
+        """Ask the runtime to change containers by itself; `Updated` has the result.
 
         Runtimes take this while nothing of theirs waits for an answer: before NRI 0.12.1 they
         hang otherwise, until they drop the plugin. In the moment before they ask anything they
@@ -283,7 +303,7 @@ class Session:
         return None
 
     def _dispatched(self, frame: ttrpc.Frame) -> Message | None:
-        # What is refused, and with which code, is as in ttrpc's own server (server.go).
+        # The refusals and their codes are those of ttrpc's own server (server.go).
         if frame.body is None:
             raise _BadCall(_Code.RESOURCE_EXHAUSTED, "a frame of more than 4 MiB")
         if frame.stream % 2 == 0:
@@ -361,7 +381,7 @@ class Session:
     def _happened(
         self, call: int, event: int, pod: nri_pb2.PodSandbox, container: nri_pb2.Container
     ) -> Message | None:
-        # The answers to all of these methods have no content that is needed.
+        # The answers to these methods have no content.
         self._reply(call, nri_pb2.Empty())
         match event:
             case nri_pb2.RUN_POD_SANDBOX:
@@ -418,7 +438,7 @@ def _container(pod: nri_pb2.PodSandbox, container: nri_pb2.Container, names: Nam
 def _known(
     pod: nri_pb2.PodSandbox, container: nri_pb2.Container, names: Names
 ) -> RuntimeContainer | None:
-    # Of a pod that the runtime has not named it is not known what its author wrote.
+    # Without the pod it is not known which annotations its author wrote.
     annotations = container.annotations if pod.id else {}
     devices = allocated(annotations, pod.annotations, names)
     known = RuntimeContainer.labelled(container.id, dict(container.labels), devices)

@@ -1,7 +1,7 @@
-"""How long the container runtime may be kept waiting for an answer.
+"""The time for which the container runtime may wait for answers.
 
 containerd serves NRI under one lock: while it waits for a container, every other container of the
-node waits. Pure: the time is a value.
+node waits. So all waits together have a budget. The time is a value here.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from collections.abc import Hashable
 
 SPENT_S: Final = 1.0
-"""So long the runtime waits at most, for all containers together..."""
+"""The longest wait of the runtime for all containers together..."""
 WITHIN_S: Final = 10.0
-"""...in any time as long as this."""
+"""...in each period of this length."""
 SOON_S: Final = 0.1
-"""...and so long for the agent alone, also when that is over: its own threads take some ms."""
+"""...and the wait for the agent alone, also after that: its own threads take some ms."""
 _DEADLINE_S: Final = 2.0
-"""As long as a runtime usually waits for an answer."""
+"""The usual time in which a runtime needs an answer."""
 _REMEMBERED: Final = 1000
 """The most containers that are remembered as having waited: the kubelet retries for minutes."""
 
@@ -44,11 +44,11 @@ class WaitBudget:
     def until_s(
         self, container: Hashable, latest_s: float, now_s: float, *, soon: bool = False
     ) -> float:
-        """Return how long the runtime may wait for a container, which then counts as its only wait.
+        """Return until when the runtime may wait for a container; a container waits only once.
 
         Args:
-            container: what stays the same when the kubelet tries again.
-            latest_s: when it must have its answer anyway.
+            container: the key that stays the same when the kubelet tries again.
+            latest_s: the latest time of the answer.
             now_s: the time on a monotonic clock.
             soon: whether it waits for the agent alone, and may have waited before.
 
@@ -65,7 +65,7 @@ class WaitBudget:
         return until_s
 
     def served(self, container: Hashable) -> None:
-        """Note that a container has what it waited for: its next start may wait again."""
+        """Note that a container no longer waits: its next start may wait again."""
         self._waited.pop(container, None)
 
     def count(self, now_s: float, *, waits: bool) -> None:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from cpupool.enforce.patience import Backoff, Haste
+from cpupool.enforce.patience import Backoff, RepairBudget
 
 
 def tried(times: int, backoff: Backoff, start_s: float, step_s: float) -> Backoff:
@@ -41,21 +41,21 @@ FOUGHT = tried(20, Backoff(), 100.0, 0.0)
 
 def test_a_trespasser_that_is_fought_over_does_not_wait() -> None:
     assert FOUGHT.due_s == 110.0
-    assert Haste().due_s(FOUGHT, 100.0, failed=False) == 100.0
+    assert RepairBudget().due_s(FOUGHT, 100.0, failed=False) == 100.0
 
 
 def test_one_that_cannot_be_repaired_is_tried_again_after_a_second() -> None:
-    assert Haste().due_s(FOUGHT, 100.0, failed=True) == 101.0
-    assert Haste().due_s(tried(11, Backoff(), 100.0, 0.0), 100.0, failed=True) == 100.2
+    assert RepairBudget().due_s(FOUGHT, 100.0, failed=True) == 101.0
+    assert RepairBudget().due_s(tried(11, Backoff(), 100.0, 0.0), 100.0, failed=True) == 100.2
 
 
 def test_what_does_not_wait_takes_a_quarter_of_a_cpu() -> None:
-    haste = Haste()
-    haste.spend(1.0, 100.0)
-    assert haste.due_s(FOUGHT, 100.0, failed=False) == 100.0, "a second is saved up"
-    haste.spend(0.5, 100.0)
-    assert haste.due_s(FOUGHT, 100.0, failed=False) == 102.0
-    assert haste.due_s(FOUGHT, 101.0, failed=False) == 102.0
-    assert haste.due_s(FOUGHT, 102.0, failed=False) == 102.0
-    haste.spend(100.0, 102.0)
-    assert haste.due_s(FOUGHT, 102.0, failed=False) == FOUGHT.due_s, "never later than a back-off"
+    budget = RepairBudget()
+    budget.spend(1.0, 100.0)
+    assert budget.due_s(FOUGHT, 100.0, failed=False) == 100.0, "a second is saved up"
+    budget.spend(0.5, 100.0)
+    assert budget.due_s(FOUGHT, 100.0, failed=False) == 102.0
+    assert budget.due_s(FOUGHT, 101.0, failed=False) == 102.0
+    assert budget.due_s(FOUGHT, 102.0, failed=False) == 102.0
+    budget.spend(100.0, 102.0)
+    assert budget.due_s(FOUGHT, 102.0, failed=False) == FOUGHT.due_s, "never later than a back-off"
