@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import difflib
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from cpupool.core.errors import ManifestError
 from cpupool.kube import templates
 from cpupool.kube.fields import Field, shown
 from cpupool.kube.manifest_text import documents
@@ -17,9 +19,11 @@ _LIST: Final = "List"
 _POD: Final = "Pod"
 _MAKERS: Final = (_POD, *templates.COUNTS)
 """The kinds that are pods, or make some."""
+_GROUPS: Final = ("", "apps", "batch", "extensions")
+"""The API groups of these kinds; Pods are in the one without a name."""
 _KNOWN: Final = f"{', '.join(_MAKERS)}, or a list of them"
 _ALIKE: Final = 0.85
-"""A kind as like as this to one of `_MAKERS` is a slip: Service and JobSet are none."""
+"""A kind as like as this to one of `_MAKERS` is a slip in their groups: Service is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +66,34 @@ def read(name: str, text: str, *, copies: bool = True) -> Manifests:
         if document is None:
             continue
         for found in _objects_in(Field(str(location), "", document)):
-            kind = found["kind"].value
-            if kind not in _MAKERS:
+            if not _makes_pods(found):
                 others.append(found)
                 continue
             makes_pods = True
-            if kind == _POD:
+            if found["kind"].value == _POD:
                 pods.append(cast("dict[str, Any]", found.value))
             else:
                 pods += templates.pods(found, copies=copies)
     return Manifests(tuple(pods), tuple(others), makes_pods)
+
+
+def _makes_pods(found: Field) -> bool:
+    """Return whether an object is a pod, or a workload with a template for pods.
+
+    Other API groups have workloads of the same names, some with a template at the same place.
+    """
+    kind = found["kind"].value
+    if kind not in _MAKERS or _is_of_kubernetes(found):
+        return kind in _MAKERS
+    with suppress(ManifestError):
+        return kind != _POD and templates.template(found)["spec"].value is not None
+    return False
+
+
+def _is_of_kubernetes(found: Field) -> bool:
+    """Return whether an object can be of Kubernetes' own groups; so can one without a version."""
+    version = found["apiVersion"].value
+    return not isinstance(version, str) or version.rpartition("/")[0] in _GROUPS
 
 
 def _objects_in(found: Field) -> Iterator[Field]:
@@ -87,14 +109,17 @@ def _objects_in(found: Field) -> Iterator[Field]:
         if not isinstance(items.value, list):
             raise items.error("is missing or not a list")
         for item in items:
-            # The API server leaves out the kind of the items of a list of one kind.
+            # The API server leaves out kind and version of the items of a list of one kind.
             named = {"kind": listed or _POD}
+            if listed and "apiVersion" in document:
+                named["apiVersion"] = document["apiVersion"]
             whole = {**named, **item.value} if isinstance(item.value, dict) else item.value
             yield from _objects_in(replace(item, value=whole))
         return
     if not isinstance(kind, str):
         problem = "is missing; it must be" if kind is None else f"{shown(kind)} is not"
         raise found["kind"].error(f"{problem} one of {_KNOWN}")
-    if kind not in _MAKERS and (near := difflib.get_close_matches(kind, _MAKERS, 1, _ALIKE)):
-        raise found["kind"].error(f"{shown(kind)} is not one of {_KNOWN}; did you mean {near[0]}?")
+    if kind not in _MAKERS and _is_of_kubernetes(found):
+        for near in difflib.get_close_matches(kind, _MAKERS, 1, _ALIKE):
+            raise found["kind"].error(f"{shown(kind)} is not one of {_KNOWN}; did you mean {near}?")
     yield found

@@ -25,6 +25,11 @@ COUNTS: Final[Mapping[str, str]] = {
 _MOST_PODS: Final = 10_000
 
 
+def template(workload: Field) -> Field:
+    """Return the template for pods in a workload of a kind in COUNTS."""
+    return _spec(workload)["template"]
+
+
 def pods(workload: Field, *, copies: bool) -> Iterator[dict[str, Any]]:
     """Return the pods of a workload on one node, named as those of a StatefulSet.
 
@@ -35,26 +40,28 @@ def pods(workload: Field, *, copies: bool) -> Iterator[dict[str, Any]]:
     Raises:
         ManifestError: it has no name, no template, or no number of pods.
     """
-    kind = str(workload["kind"].value)
-    spec = workload["spec"]
-    if kind == _CRON_JOB:
-        spec = spec["jobTemplate"]["spec"]
-    template = spec["template"]
-    if template["spec"].value is None:
-        raise template["spec"].error("is missing")
-    counted = COUNTS[kind]
-    count = _count(spec[counted]) if copies and counted else 1
+    found = template(workload)
+    if found["spec"].value is None:
+        raise found["spec"].error("is missing")
+    counted = COUNTS[str(workload["kind"].value)]
+    count = _count(_spec(workload)[counted]) if copies and counted else 1
     owner = workload["metadata"]
     name = owner["name"].name()
-    labelled = {key: value.value for key, value in template["metadata"].entries()}
+    labelled = {key: value.value for key, value in found["metadata"].entries()}
     metadata = {**labelled, "namespace": owner["namespace"].name("default")}
     for number in range(count):
         yield {
             "apiVersion": "v1",
             "kind": "Pod",
             "metadata": {**metadata, "name": f"{name}-{number}"},
-            "spec": template["spec"].value,
+            "spec": found["spec"].value,
         }
+
+
+def _spec(workload: Field) -> Field:
+    """Return the part that has the template, and the number of pods beside it."""
+    spec = workload["spec"]
+    return spec["jobTemplate"]["spec"] if workload["kind"].value == _CRON_JOB else spec
 
 
 def _count(field: Field) -> int:

@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from typing import TYPE_CHECKING
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.host.sysfs import RecordedTree, Sysfs
-from tests.machines import Machine
+from tests.drawn_machines import shapes
 
-machines = st.builds(
-    Machine,
-    sockets=st.integers(1, 2),
-    dies=st.integers(1, 2),
-    nodes=st.integers(1, 2),
-    l3=st.integers(0, 2),
-    cores=st.integers(1, 2),
-    threads=st.integers(1, 3),
-    adjacent=st.booleans(),
-    efficiency_cores=st.integers(0, 2),
-)
+if TYPE_CHECKING:
+    from tests.machines import Machine
 
 
 def groups(machine: Machine, field: str) -> tuple[CPUSet, ...]:
@@ -33,7 +25,7 @@ def groups(machine: Machine, field: str) -> tuple[CPUSet, ...]:
     return tuple(sorted(map(CPUSet, members.values()), key=lambda group: group.first))
 
 
-@given(machines)
+@given(shapes)
 def test_a_machine_reads_back_as_described(machine: Machine) -> None:
     topology = machine.topology()
 
@@ -48,7 +40,7 @@ def test_a_machine_reads_back_as_described(machine: Machine) -> None:
         assert topology.cpus[thread.cpu].package_id == thread.socket
 
 
-@given(machines, st.sets(st.integers(1, 40)))
+@given(shapes, st.sets(st.integers(1, 40)))
 def test_cpus_that_go_offline_leave_every_group_and_are_remembered(
     machine: Machine, off: set[int]
 ) -> None:

@@ -26,22 +26,18 @@ from cpupool.manager.report import describe
 from cpupool.policies.base import Ask
 from cpupool.policies.built_in import assignable
 from tests import builders
+from tests.drawn_machines import machines
 from tests.machines import Machine
+from tests.searching import examples
 
 if TYPE_CHECKING:
     from cpupool.core.topology import CPUTopology
     from cpupool.core.workloads import Pod
 
 CPU = "devices/system/cpu"
-MACHINES = (
-    Machine(sockets=2, cores=4, threads=2),
-    Machine(cores=8, threads=2, l3=2),
-    Machine(sockets=2, nodes=2, l3=0, cores=2, threads=2, adjacent=True),
-    Machine(sockets=2, cores=2, threads=4),
-    Machine(cores=4, threads=2, adjacent=True, efficiency_cores=4),
-)
-CPUS = range(16)
-"""The CPUs of each machine; the last one has four less."""
+TWO_SOCKETS = Machine(sockets=2, cores=4, threads=2)
+SMT = Machine(cores=8, threads=2)
+HYBRID = Machine(cores=4, threads=2, adjacent=True, efficiency_cores=4)
 
 
 @dataclass(frozen=True)
@@ -121,15 +117,29 @@ options = st.builds(
     ),
 )
 few = st.sampled_from([CPUSet.parse_or_empty(cpus) for cpus in ("", "0", "8-9", "1-3", "8-15")])
-cpu_sets = st.sets(st.sampled_from(CPUS), max_size=10).map(CPUSet)
-last_cpus = st.integers(2, 15).map(lambda first: CPUSet(range(first, 16)))
+
+
+@st.composite
+def offline(draw: st.DrawFn, machine: Machine) -> CPUSet:
+    """Draw CPUs as they go off: some, all from one on, or each core's last threads."""
+    topology = machine.topology()
+    every, threads = list(topology.online), draw(st.integers(1, 3))
+    kept = CPUSet(cpu for core in topology.cores for cpu in list(core)[:threads])
+    off = draw(
+        st.sets(st.sampled_from(every)).map(CPUSet)
+        | st.integers(1, len(every) - 1).map(lambda first: CPUSet(every[first:]))
+        | st.just(topology.online - kept)
+    )
+    # The kernel keeps a CPU.
+    return off if off < topology.online else off - CPUSet.of(every[0])
 
 
 @st.composite
 def stories(draw: st.DrawFn) -> Story:
-    machine = draw(st.sampled_from(MACHINES))
+    machine = draw(machines())
     every = machine.topology().online
-    off = draw(st.one_of(cpu_sets, last_cpus)) & every
+    off = draw(offline(machine))
+    cpu_sets = st.sets(st.sampled_from(list(every))).map(CPUSet)
     cores = sorted({machine.topology().core_of(cpu) for cpu in every}, key=lambda core: core.first)
     kinds = draw(st.lists(st.sampled_from(("", "whole", "single", "shared")), max_size=3))
     lines = []
@@ -198,14 +208,14 @@ def two_pods(machine: Machine, off: str, manager: CPUManager, *pools: Pool) -> S
     return Story(machine, CPUSet.parse(off), NodePools.of(*pools, cpu_manager=manager), (3, 2))
 
 
-SMT = Machine(cores=8, threads=2)
 WHOLE_CORES = CPUManager("static", 1, StaticOptions(full_pcpus_only=True))
 SHARED = Pool.named("shared_a", "4,6"), Pool.named("shared_b", "8-11")
 
 
 @example(two_pods(SMT, "12-15", WHOLE_CORES))
 @example(two_pods(SMT, "0", CPUManager("static", 1), Pool.named("shared_a", "0-1")))
-@example(two_pods(MACHINES[4], "8", CPUManager("static", 2), *SHARED))
+@example(two_pods(HYBRID, "8", CPUManager("static", 2), *SHARED))
+@examples(300)
 @given(stories())
 def test_offline_cpus_are_absent(story: Story) -> None:
     start, without = story.from_the_start(), story.without_them()
@@ -240,7 +250,7 @@ def test_a_number_is_reserved_beside_the_owners(
     policy: str, count: int, story: list[int | CPUSet | str]
 ) -> None:
     """Whatever went offline and returned, and whenever owners came."""
-    machine = MACHINES[0]
+    machine = TWO_SOCKETS
     node = started(NodePools.of(cpu_manager=CPUManager(policy, reserved=count)), machine.topology())
     pods: list[Pod] = []
     for number, event in enumerate(story):

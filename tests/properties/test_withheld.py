@@ -23,7 +23,7 @@ from cpupool.manager.manager import Manager
 from cpupool.manager.usage import usage
 from cpupool.telemetry.health import Health
 from tests import builders
-from tests.machines import Machine
+from tests.drawn_machines import machines
 from tests.searching import examples
 
 if TYPE_CHECKING:
@@ -31,12 +31,8 @@ if TYPE_CHECKING:
 
     from cpupool.core.topology import CPUTopology
     from cpupool.core.workloads import Pod
+    from tests.machines import Machine
 
-MACHINES = (
-    Machine(cores=4, threads=2, adjacent=True),
-    Machine(sockets=2, cores=3, threads=2),
-    Machine(sockets=2, nodes=2, cores=2, node_ids=(0, 8, 33, 45, 250)),
-)
 POLICIES = (
     CPUManager(),
     CPUManager("static", reserved=1),
@@ -180,7 +176,7 @@ class Node:
 @examples(120)
 @given(st.data())
 def test_one_state_has_several_causes_and_one_reaction(data: st.DataObject) -> None:
-    machine = data.draw(st.sampled_from(MACHINES))
+    machine = data.draw(machines())
     cpus = machine.topology().online
     cores = machine.topology().cores[1:]
     whole = data.draw(st.sets(st.sampled_from(cores), max_size=2))

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from cpupool.core.errors import ManifestError
 from cpupool.kube import manifests
 
 CHART = """\
@@ -59,3 +60,39 @@ metadata: {name: a resource whose name is as that of a list}
     found = manifests.read("chart.yaml", text)
     assert [pod["metadata"]["name"] for pod in found.pods] == ["web-0"]
     assert [other["kind"].value for other in found.others] == ["PriorityClass", "AllowList"]
+
+
+OTHER_GROUPS = """\
+apiVersion: batch.example.com/v1alpha1
+kind: Job
+metadata: {name: a job whose tasks have templates of their own}
+spec: {tasks: [{template: {spec: {}}}]}
+---
+apiVersion: batch.example.com/v1alpha1
+kind: JobList
+items: [{spec: {template: an address}}]
+---
+apiVersion: example.com/v1
+kind: UPFDeployment
+---
+apiVersion: example.com/v1
+kind: Pod
+---
+apiVersion: apps.example.com/v1
+kind: StatefulSet
+metadata: {name: web}
+spec: {template: {spec: {}}}
+"""
+
+
+def test_a_workload_of_another_group_makes_pods_by_a_template_at_the_usual_place() -> None:
+    found = manifests.read("chart.yaml", OTHER_GROUPS)
+    assert [pod["metadata"]["name"] for pod in found.pods] == ["web-0"]
+    kinds = [other["kind"].value for other in found.others]
+    assert kinds == ["Job", "Job", "UPFDeployment", "Pod"]
+
+
+@pytest.mark.parametrize("version", ["", "apiVersion: apps/v1\n", "apiVersion: v1\n"])
+def test_a_slip_in_the_kind_of_a_workload_is_refused(version: str) -> None:
+    with pytest.raises(ManifestError, match="did you mean Deployment"):
+        manifests.read("chart.yaml", f"{version}kind: Deploymnet")
