@@ -67,6 +67,13 @@ ENHANCEMENTS: Final[Mapping[str, Mapping[str, Collection[str]]]] = {
     },
 }
 """Annotation → its keys, with the words that each knows; none for any text."""
+MOST_KEYS: Final = 32
+"""The search for the key that was meant takes time for each unknown key."""
+NAMES: Final = (
+    *(QOS_LEVEL, *ENHANCEMENTS, POD_ROLE, POD_TYPE, SKIP_ADMIT),
+    *dict.fromkeys(f"{DOMAIN}{key}" for fields in ENHANCEMENTS.values() for key in fields),
+)
+"""The annotations that say how a pod is placed; a key of an enhancement may stand alone."""
 
 
 class QoSLevel(Enum):
@@ -96,7 +103,7 @@ class Unknown:
         annotation: the annotation.
         key: the key in its object; empty for the whole annotation.
         word: what is written.
-        known: what could be; empty if the annotation is no JSON object of texts.
+        known: what could be; empty if the annotation is no JSON object of a few texts.
         is_key: whether the key itself is not known.
     """
 
@@ -108,12 +115,17 @@ class Unknown:
 
 
 def wishes(annotations: Mapping[str, str], name: str) -> Mapping[str, str] | None:
-    """Return the object in an enhancement, without the domain in its keys; None if it is none."""
+    """Return the object in an enhancement, without the domain in its keys; None if it is none.
+
+    An object with more than `MOST_KEYS` is none of Katalyst's.
+    """
     try:
         read = json_text.load(annotations.get(name) or "{}")
     except JSONRefused:
         return None
     if not isinstance(read, dict) or not all(isinstance(each, str) for each in read.values()):
+        return None
+    if len(read) > MOST_KEYS:
         return None
     return {key.removeprefix(DOMAIN): word for key, word in read.items()}
 

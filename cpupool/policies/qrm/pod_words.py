@@ -5,13 +5,17 @@ Source: kubewharf/katalyst-api, pkg/consts/qos.go.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Final
 
 from cpupool.core.errors import Problem, Severity
 from cpupool.core.suggestions import hint, nearest
 from cpupool.core.visible import shown
 from cpupool.policies.qrm.katalyst import (
+    DOMAIN,
     ENHANCEMENTS,
+    MOST_KEYS,
+    NAMES,
     RECLAIMED_MEMORY,
     RECLAIMED_MILLI,
     unknown_level,
@@ -35,6 +39,7 @@ def problems(
     """
     for found in (*unknown_level(annotations), *unknown_words(annotations, ENHANCEMENTS)):
         yield _unknown(found)
+    yield from _misspelt(annotations)
     for path, resources in requested.items():
         if RECLAIMED_MEMORY in resources:
             yield Problem(
@@ -45,10 +50,30 @@ def problems(
             )
 
 
+def _misspelt(annotations: Mapping[str, str]) -> Iterator[Problem]:
+    """Find annotations that have the letters of Katalyst's, and not their names.
+
+    Katalyst has others beside those that cpupool reads, so that a likeness alone is no mistake.
+    """
+    for name in annotations:
+        meant = _BY_LETTERS.get(_letters(name)) if name.startswith(DOMAIN) else None
+        if meant not in (None, name):
+            what, remedy = "Katalyst knows no such annotation", f"did you mean {meant}?"
+            yield Problem(what, remedy, path=f"metadata.annotations[{shown(name)}]")
+
+
+def _letters(name: str) -> str:
+    return _BETWEEN_WORDS.sub("", name.removeprefix(DOMAIN)).lower().rstrip("s")
+
+
+_BETWEEN_WORDS: Final = re.compile("[-_.]")
+_BY_LETTERS: Final = {_letters(name): name for name in NAMES}
+
+
 def _unknown(found: Unknown) -> Problem:
     path = f"metadata.annotations[{found.annotation}]"
     if not found.known:
-        what = "this is no JSON object of texts"
+        what = f"this is no JSON object of at most {MOST_KEYS} texts"
         return Problem(what, 'write one, as {"numa_binding": "true"}', path=path)
     if found.is_key:
         # Katalyst may have new keys; a likeness is a mistake.

@@ -127,17 +127,16 @@ def _owner(qos: str, pod: PodRequests) -> Iterator[Problem]:
     except QuantityError:
         return
     if not milli or milli % MILLI_PER_CPU:
+        overhead_milli = pod.resources.overhead_milli
+        of_these = f", {overhead_milli}m of these as spec.overhead" if overhead_milli else ""
+        own = pod.resources.level_milli is not None
+        total = "the cpu of spec.resources" if own else "the sum of its containers"
+        total += " and of spec.overhead" if overhead_milli else ""
         yield Problem(
-            f"a pod of the class {qos} owns whole CPUs, and this one requests {milli}m"
-            f"{_overhead(pod)}",
-            "make the sum of its containers a whole number of CPUs, or write the class LS",
+            f"a pod of the class {qos} owns whole CPUs, and this one requests {milli}m{of_these}",
+            f"make {total} a whole number of CPUs, or write the class LS",
             path=_CLASS_PATH,
         )
-
-
-def _overhead(pod: PodRequests) -> str:
-    overhead_milli = pod.resources.overhead_milli
-    return f", {overhead_milli}m of these as spec.overhead" if overhead_milli else ""
 
 
 def _priority(qos: str, priority: str, labels: Mapping[str, str]) -> Iterator[Problem]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -54,8 +55,8 @@ def at(annotation: str) -> str:
         (
             {"cpu_enhancement": '{"numa_binding": true}'},
             (
-                f"{at('cpu_enhancement')}: this is no JSON object of texts; write one, as"
-                ' {"numa_binding": "true"}'
+                f"{at('cpu_enhancement')}: this is no JSON object of at most 32 texts; write one,"
+                ' as {"numa_binding": "true"}'
             ),
         ),
         (
@@ -63,6 +64,30 @@ def at(annotation: str) -> str:
             (
                 f"{at('network_enhancement')}.namespace_type: unknown value hostns; did you mean"
                 " host_ns?"
+            ),
+        ),
+        (
+            {"cpu_enhancement": json.dumps(dict.fromkeys(map(str, range(33)), "x"))},
+            (
+                f"{at('cpu_enhancement')}: this is no JSON object of at most 32 texts; write one,"
+                ' as {"numa_binding": "true"}'
+            ),
+        ),
+        *(
+            (
+                {name: "dedicated_cores"},
+                (
+                    f"{at(name)}: Katalyst knows no such annotation; did you mean"
+                    f" {DOMAIN}/qos_level?"
+                ),
+            )
+            for name in ("qos-level", "qos.level", "qosLevel", "QOS_LEVEL", "qos_levels")
+        ),
+        (
+            {"memory-enhancement": '{"numa_binding": "true"}'},
+            (
+                f"{at('memory-enhancement')}: Katalyst knows no such annotation; did you mean"
+                f" {DOMAIN}/memory_enhancement?"
             ),
         ),
         (
@@ -92,6 +117,8 @@ def test_a_misspelt_word_is_refused_with_the_right_one(
         {"cpu_enhancement": '{"cpuset_pool": "batch", "katalyst.kubewharf.io/numa_ids": "0-1"}'},
         {"network_enhancement": '{"namespace_type": "anti_host_ns_preferred"}'},
         {"other": "word"},
+        {"numa_bind_result": "0", "gpu_enhancement": "{}", "net_class_id": "1"},
+        {"pod_role": "etl", "numa_binding": "true"},
     ],
 )
 def test_what_katalyst_knows_is_admitted(annotations: dict[str, str]) -> None:

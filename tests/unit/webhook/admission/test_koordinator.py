@@ -293,6 +293,28 @@ def test_a_caller_without_a_name_is_nobody() -> None:
     assert not answer(review(noted(ASSIGNED)), RULES)["response"]["allowed"]
 
 
+@pytest.mark.parametrize(
+    ("spec", "remedy"),
+    [
+        ({"overhead": {"cpu": "250m"}}, "the sum of its containers and of spec.overhead"),
+        (
+            {
+                "overhead": {"cpu": "250m"},
+                "resources": {"limits": {"cpu": "4"}, "requests": {"cpu": "4"}},
+            },
+            "the cpu of spec.resources and of spec.overhead",
+        ),
+        (
+            {"resources": {"limits": {"cpu": "3500m"}, "requests": {"cpu": "3500m"}}},
+            "the cpu of spec.resources",
+        ),
+    ],
+)
+def test_an_owner_hears_which_amounts_are_to_be_whole_together(spec: Body, remedy: str) -> None:
+    body = of_class("LSE", using("4"), **spec)
+    assert f"; make {remedy} a whole number of CPUs, or write the class LS" in found(body)
+
+
 def test_an_owners_unreadable_amounts_hide_no_other_problem() -> None:
     body = of_class("LSE", using("x"), using("1", "2", name="b"), using("y", name="c"))
     body["spec"]["overhead"] = {"cpu": "z"}
