@@ -79,14 +79,17 @@ class MemoryKeeper(StepLoop):
         """Begin a turn after a sweep, if memory nodes may differ; called on the sweeping thread."""
         if report.waiting_for:
             return
-        found, resolution = report.found, self._decided().resolution
+        (facts, resolution), found = self._decided(), report.found
         before, self._seen = self._seen, (found, resolution)
         same = before is not None and before[1] is resolution
+        concerned = self._concerned
         if not same:
             placements = resolution.containers.values()
             self._concerned = any(placed.assignment.memory for placed in placements)
-        # The goal must see a container without memory nodes, too: it is not new later.
-        if self._concerned or not same or before != self._seen:
+        # Where a plugin may name memory nodes later, the goal must see a container without them,
+        # too: it is not new then.
+        noted = facts.plugins.enabled and (not same or before != self._seen)
+        if concerned or self._concerned or noted:
             self._turn.set()
             self.wake()
 

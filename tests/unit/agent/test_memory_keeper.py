@@ -10,6 +10,7 @@ import pytest
 from cpupool.agent.memory_keeper import MemoryKeeper
 from cpupool.core.assignments import MemoryNodes
 from cpupool.core.cpuset import CPUSet
+from cpupool.core.plugin_facts import PluginFacts
 from cpupool.enforce.sweep import SweepReport
 from cpupool.host.cgroupfs import CgroupVersion
 from cpupool.loops.threads import ThreadFailed
@@ -191,6 +192,7 @@ def test_a_sweep_that_waits_for_facts_makes_no_container_new() -> None:
 
 def test_without_memory_nodes_only_another_state_of_the_node_begins_a_turn() -> None:
     world = World(wishes={})
+    world.node.manager.observe(plugins=PluginFacts(enabled=True))
     with world.running():
         eventually(lambda: world.health.beats == 1, "the loop runs")
         world.sweep()
@@ -200,6 +202,20 @@ def test_without_memory_nodes_only_another_state_of_the_node_begins_a_turn() -> 
         world.sweep()
         eventually(lambda: world.health.beats >= 3, "a container has come")
         assert world.health.beats == 3
+
+
+def test_where_no_plugin_can_name_memory_nodes_no_sweep_begins_a_turn() -> None:
+    world = World(wishes={})
+    with world.running():
+        eventually(lambda: world.health.beats == 1, "the loop runs")
+        world.sweep()
+        world.node.run("late")
+        world.sweep()
+        world.wishes = {"owner": WANTED["owner"]}
+        world.node.run("later")
+        world.sweep()
+        eventually(lambda: world.nodes("owner") == "1", "the answer of an earlier agent counts")
+        assert world.health.beats == 2
 
 
 def test_a_turn_ends_with_the_role() -> None:
