@@ -5,8 +5,9 @@ The start of a pod is dozens of events, and few of them can leave a container on
 
 from __future__ import annotations
 
+import os
 import threading
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -82,17 +83,25 @@ class CgroupNews:
             look: called with each change, in a thread of the watches.
         """
 
-        def changed(path: Path, *, sets: bool) -> None:
+        def changed(path: Path, *, sets: bool) -> bool:
             when = of(path, self._writers, self._stays, self._only_shares, sets=sets)
             if when is None:
-                return
+                return False
             self._touched.add(pod(path))
             if when is Look.NOT and sets:
                 self._note_start(path)
             look(when)
+            # The sweep that begins now sees what follows, or the next one does.
+            return when is Look.AT_ONCE
 
         self._watches = [
-            DirectoryWatch(place, partial(changed, sets=sets), depth=_CGROUP_LEVELS, writes=True)
+            DirectoryWatch(
+                place,
+                partial(changed, sets=sets),
+                depth=_CGROUP_LEVELS,
+                writes=True,
+                concerns=_tells,
+            )
             for place, sets in self._places.items()
         ]
         with ExitStack() as ending:
@@ -161,7 +170,7 @@ def of(
         shares: returns whether a pod, by the id in its cgroup's name, only shares CPUs.
         sets: whether the cgroups there have the CPUs of containers.
     """
-    if not _tells(path):
+    if not _tells(path.name):
         return None
     directory = cgroup_names.is_cgroup(path.name)
     cgroup = path if directory else path.parent
@@ -178,14 +187,21 @@ def of(
         return Look.AT_ONCE
     # On version 2 a write of a pod's CPUs moves its containers, too.
     moves = not directory and (path.name in _AT_ONCE or path.name.startswith(_CPUS))
-    concerned = None if moves else pod(path)
+    begins = cgroup_names.pod_id(cgroup.name) is not None and _is_empty(cgroup)
+    concerned = None if moves and not begins else pod(path)
     return Look.LATER if concerned is not None and shares(concerned) else Look.SOON
 
 
-def _tells(path: Path) -> bool:
+def _tells(name: str) -> bool:
     # Every exec writes cgroup.procs, which moves no container.
-    name = path.name
     return name in _KEPT_FILES or cgroup_names.is_cgroup(name)
+
+
+def _is_empty(cgroup: Path) -> bool:
+    """Return whether a cgroup has no other in it; one that comes is an event of its own."""
+    with suppress(FileNotFoundError), os.scandir(cgroup) as entries:
+        return not any(entry.is_dir(follow_symlinks=False) for entry in entries)
+    return True
 
 
 def pod(path: Path) -> str | None:

@@ -35,21 +35,24 @@ class DirectoryWatch:
     Args:
         directory: the directory to watch; a watch of a file would end when the file is replaced.
         changed: called with the path concerned, or with `directory` where everything in it may have
-            changed; runs in the watch's thread; must not block.
+            changed; runs in the watch's thread; must not block. It returns as for `FolderEvents`.
         depth: how many levels of directories below it to watch, too.
         writes: call back when a file is written, too.
+        concerns: as for `FolderEvents`.
     """
 
     def __init__(
         self,
         directory: Path,
-        changed: Callable[[Path], None],
+        changed: Callable[[Path], bool | None],
         *,
         depth: int = 0,
         writes: bool = False,
+        concerns: Callable[[str], bool] = lambda _name: True,
     ) -> None:
         self._directory = directory
         self._changed = changed
+        self._concerns = concerns
         self._depth = depth
         self._writes = writes
         self._events: FolderEvents | None = None
@@ -80,7 +83,11 @@ class DirectoryWatch:
             return False
         try:
             self._events = FolderEvents(
-                self._directory, self._changed, depth=self._depth, writes=self._writes
+                self._directory,
+                self._changed,
+                depth=self._depth,
+                writes=self._writes,
+                concerns=self._concerns,
             )
         except OSError as error:
             if not self._failed:

@@ -32,7 +32,10 @@ _GONE: Final = flags.IGNORED | flags.DELETE_SELF | flags.MOVE_SELF
 _IGNORED: Final = int(flags.IGNORED)
 _IS_FOLDER: Final = int(flags.ISDIR)
 _LOST: Final = int(flags.Q_OVERFLOW)
-_READ_BYTES: Final = 1 << 16
+_READ_BYTES: Final = 1 << 13
+_TOGETHER_MS: Final = 15
+"""Events come in bursts. One of which the owner makes much is told at once, those that follow it
+together: the owner is busy with the first."""
 
 
 class FolderEvents:
@@ -41,24 +44,32 @@ class FolderEvents:
     Args:
         folder: the folder to watch.
         changed: called with the path concerned; with `folder` if it is gone, if events were lost,
-            or if the thread has failed.
+            or if the thread has failed. It returns whether the owner is busy with this change.
         depth: how many levels of folders below it to watch, too.
         writes: call back when a file is written, too.
+        concerns: returns whether to call back for an entry of this name.
 
     Raises:
         OSError: the kernel refuses.
     """
 
     def __init__(
-        self, folder: Path, changed: Callable[[Path], None], *, depth: int, writes: bool
+        self,
+        folder: Path,
+        changed: Callable[[Path], bool | None],
+        *,
+        depth: int,
+        writes: bool,
+        concerns: Callable[[str], bool] = lambda _name: True,
     ) -> None:
         self._folder = folder
         self._changed = changed
+        self._concerns = concerns
         self._depth = depth
         self._mask = _ENTRIES | _ITSELF | (flags.MODIFY if writes else 0)
         self._levels: dict[int, tuple[Path, int]] = {}
         self._watches: dict[Path, int] = {}
-        self._stopping = self._incomplete = False
+        self._stopping = self._incomplete = self._busy = False
         self._events = INotify(nonblocking=True)
         self._woken = -1
         try:
@@ -69,7 +80,7 @@ class FolderEvents:
             raise
         self._reach(folder, 0)
         self.thread: Final = OwnedThread(
-            f"watch {folder}", self._run, ask=self._wake, failed=lambda: changed(folder)
+            f"watch {folder}", self._run, ask=self._wake, failed=lambda: self._notify(folder)
         )
         self.thread.start()
 
@@ -95,9 +106,10 @@ class FolderEvents:
             os.close(self._woken)
 
     def _run(self) -> None:
-        events, poll = self._events.fileno(), select.poll()
+        events, poll, asked = self._events.fileno(), select.poll(), select.poll()
         for fd in (events, self._woken):
             poll.register(fd, select.POLLIN)
+        asked.register(self._woken, select.POLLIN)
         while not self._stopping:
             ready = {fd for fd, _ in poll.poll()}
             if self._woken in ready:
@@ -108,6 +120,9 @@ class FolderEvents:
                 if not all(self._take(event) for event in parse_events(data)):
                     self._notify(self._folder)
                     return
+                if self._busy:
+                    self._busy = False
+                    asked.poll(_TOGETHER_MS)
 
     def _take(self, event: Event) -> bool:
         """Handle an event; return whether the folder still exists after it."""
@@ -124,6 +139,8 @@ class FolderEvents:
             self._forget(folder, event.wd)
         if mask & _GONE:
             return level > 0
+        if not self._concerns(event.name):
+            return True
         path = folder / event.name
         if mask & _IS_FOLDER and mask & _DELETED:
             self._end(path)
@@ -191,6 +208,6 @@ class FolderEvents:
 
     def _notify(self, path: Path) -> None:
         try:
-            self._changed(path)
+            self._busy |= bool(self._changed(path))
         except Exception:  # a thread's edge: the next event must find it alive
             log.exception("watch callback failed", path=path)

@@ -72,6 +72,15 @@ def test_what_moves_no_container_of_a_pod_that_only_shares_waits_longest(tmp_pat
     assert asked(tmp_path, f"{POD}/gone", writers=writers, shares=True) is Look.AT_ONCE
 
 
+def test_a_write_of_a_pod_that_has_no_container_yet_waits_longest(tmp_path: Path) -> None:
+    for made, look in ((POD, Look.LATER), (CONTAINER, Look.SOON)):
+        (tmp_path / made).mkdir(parents=True)
+        for file in ("cpuset.cpus", "cpu.cfs_quota_us"):
+            assert asked(tmp_path, f"{POD}/{file}", shares=True) is look
+    assert asked(tmp_path, f"{POD}/cpuset.cpus.partition", shares=True) is Look.SOON
+    assert asked(tmp_path, f"{POD}/cpuset.cpus") is Look.SOON
+
+
 def test_a_container_that_starts_is_known_by_its_cgroup_once(tmp_path: Path) -> None:
     (tmp_path / POD).mkdir(parents=True)
     runtime = ModelRuntime(here=True)
