@@ -11,7 +11,8 @@ manager, and names pods without devices, too; it lacks plain init containers.
 * It believes both before the annotation of a container (`sightings.corrected`).
 * It reads the checkpoint first, and asks the kubelet for podresources only if a fact is missing
   there: at once when a container waits for its devices, a moment later when none waits, and then
-  with growing intervals (`KubeletRecords`).
+  with growing intervals (`KubeletRecords`). It takes longer where the annotation already says which
+  shared pool a container uses: no CPU depends on which of its devices they are.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from cpupool.core.devices import (
     NATIVE_CPU,
@@ -30,6 +31,7 @@ from cpupool.core.devices import (
 )
 from cpupool.core.errors import CPUPoolError, DevicesUnnamed
 from cpupool.core.names import KUBELET_CPUS
+from cpupool.core.requests import ResourceKind
 from cpupool.core.workloads import ContainerRef
 from cpupool.manager import mirror_pods, served_requests, sightings
 from cpupool.manager.asking import SOON_S, Retry
@@ -45,6 +47,11 @@ if TYPE_CHECKING:
     from cpupool.manager.manager import Manager
     from cpupool.manager.ports import CheckpointSource, DeviceSource
     from cpupool.manager.resolve import Resolution
+
+
+_SHARED_S: Final = 10.0
+"""How long a question about devices of shared pools alone waits, for other pods' and for the end of
+pods that live for some seconds."""
 
 
 class KubeletRecords:
@@ -73,6 +80,7 @@ class KubeletRecords:
         self._checkpoint = checkpoint
         self._sources = sources
         self._recalled = False
+        self._others = False
         self._retry = Retry()
         self._unconfirmed: tuple[ContainerRef, ...] = ()
         self._waiting: AbstractSet[ContainerRef | str] = frozenset()
@@ -81,9 +89,9 @@ class KubeletRecords:
         """Ask at once: another kubelet runs."""
         self._retry = Retry()
 
-    def ask_soon(self, now_s: float) -> None:
+    def ask_soon(self) -> None:
         """Ask in a moment: there are other pods."""
-        self._retry = self._retry.by(now_s + SOON_S)
+        self._others = True
 
     def recall(self, alive: Collection[str]) -> None:
         """Read the checkpoint from before this agent's start, once.
@@ -123,13 +131,14 @@ class KubeletRecords:
             self._waiting, self._retry = frozenset(), Retry(due_s=math.inf)
             return math.inf
         waiting = self._waiting_for_records()
+        delay_s = _SHARED_S if self._only_shared() else SOON_S
         if not waiting <= self._waiting:
             self._retry = Retry()
-        elif resolution.unconfirmed != self._unconfirmed:
-            self._retry = self._retry.by(now_s + SOON_S)
-        self._waiting, self._unconfirmed = waiting, resolution.unconfirmed
+        elif self._others or resolution.unconfirmed != self._unconfirmed:
+            self._retry = self._retry.by(now_s + delay_s)
+        self._others, self._waiting, self._unconfirmed = False, waiting, resolution.unconfirmed
         if self._retry.is_due(now_s):
-            self._retry = self._retry.after(now_s, 0.0 if waiting else SOON_S)
+            self._retry = self._retry.after(now_s, 0.0 if waiting else delay_s)
             self._read(alive)
         return self._retry.due_s if self._lacks_records() else math.inf
 
@@ -172,6 +181,17 @@ class KubeletRecords:
         uncertain = mirror_pods.uncertain(facts.pods or (), facts.static)
         lacking = resolution.unconfirmed or uncertain or self._unnamed()
         return bool(lacking) or served_requests.kubelet_gives(facts)
+
+    def _only_shared(self) -> bool:
+        """Return whether all that is missing are devices of shared pools that listed pods request."""
+        facts, resolution = self._manager.snapshot()
+        if mirror_pods.uncertain(facts.pods or (), facts.static) or self._unnamed():
+            return False
+        if served_requests.kubelet_gives(facts):
+            return False
+        return all(
+            _requests_shared(resolution.pods[ref.pod], ref) for ref in resolution.unconfirmed
+        )
 
     def _unnamed(self) -> frozenset[str]:
         """Return the pods whose CPUs must lie near devices that the kubelet has not named."""
@@ -258,6 +278,13 @@ def of_pools(
         for resource, grant in resources.items()
         if grant.ids and (pool := names.pool_of(resource)) is not None
     }
+
+
+def _requests_shared(pod: Pod, ref: ContainerRef) -> bool:
+    """Return whether a container of a listed pod requests devices of shared pools alone."""
+    asked = [each for each in pod.containers if each.name == ref.name and not each.whole_cpus]
+    kinds = {resource.kind for container in asked for resource in container.requests}
+    return pod.qos is not None and kinds == {ResourceKind.SHARED}
 
 
 def _created(resolution: Resolution) -> AbstractSet[ContainerRef]:

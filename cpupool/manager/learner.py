@@ -56,9 +56,6 @@ class Learner:
         nri: returns whether the runtime asks before it creates or updates a container.
         rules: returns what the node's labels and annotations say about its CPUs; None where that
             is not known.
-
-    Attributes:
-        due_s: when to ask next, if nothing happens before; infinite for never.
     """
 
     def __init__(
@@ -72,7 +69,7 @@ class Learner:
         nri: Callable[[], bool],
         rules: Callable[[], NodeRules | None] = lambda: None,
     ) -> None:
-        self.due_s = math.inf
+        self._due_s = self._recognises_s = math.inf
         self._manager = manager
         self._sources = Sources()
         self._pods = pods
@@ -89,6 +86,15 @@ class Learner:
         self._unrecognised: frozenset[ContainerID] = frozenset()
         self._recognition = Retry()
         self._expiry = Expiry()
+
+    @property
+    def due_s(self) -> float:
+        """When to ask next, if nothing happens before; infinite for never.
+
+        By NRI the runtime names a new container without a question meanwhile.
+        """
+        named = self._unrecognised <= self._manager.snapshot().facts.sighted.keys()
+        return self._due_s if named else min(self._due_s, self._recognises_s)
 
     def kubelet_changed(self) -> None:
         """Note that another kubelet runs now: it may have another configuration."""
@@ -117,7 +123,7 @@ class Learner:
             found: every container that has a cgroup.
             now_s: the time on a monotonic clock.
         """
-        self.due_s = math.inf
+        self._due_s = self._recognises_s = math.inf
         self._started_s = min(self._started_s, now_s)
         if self._new_kubelet.is_set():
             self._new_kubelet.clear()
@@ -129,10 +135,10 @@ class Learner:
             self._sources.complain("node", "; ".join(rules.faults))
         if (listed := self._sources.ask("pods", self._pods.pods)) is not None:
             alive = {container.pod for container in found}
-            self._take_pods(listed, alive, now_s)
+            self._take_pods(listed, alive)
             self._records.recall(alive)
             self._recognise(found, now_s)
-            self.due_s = min(self.due_s, self._records.ask(now_s, alive))
+            self._due_s = min(self._due_s, self._records.ask(now_s, alive))
             self._find_idle(alive)
             self._forget_promises(now_s)
 
@@ -183,9 +189,9 @@ class Learner:
                 self._manager.observe(static_cpus=cpus)
                 self._answered, self._answered_once = not cpus, True
         if not self._answered:
-            self.due_s = min(self.due_s, self._cpu_manager.due_s)
+            self._due_s = min(self._due_s, self._cpu_manager.due_s)
 
-    def _take_pods(self, listed: tuple[Pod, ...], alive: Collection[str], now_s: float) -> None:
+    def _take_pods(self, listed: tuple[Pod, ...], alive: Collection[str]) -> None:
         """Take the pods; a known pod stays known while its cgroup exists.
 
         A pod that is no longer listed may be ending, or the list may be wrong.
@@ -197,7 +203,7 @@ class Learner:
         pods = (*listed, *ending)
         if pods != facts.pods:
             self._manager.observe(pods=pods)
-            self._records.ask_soon(now_s)
+            self._records.ask_soon()
 
     def _recognise(self, found: Collection[FoundContainer], now_s: float) -> None:
         """Ask the runtime about containers that neither a pod nor the runtime has reported."""
@@ -217,6 +223,8 @@ class Learner:
         )
         # By NRI the runtime names each container before it creates it, and a sandbox after.
         pause_s = SOON_S if self._nri() else 0.0
+        if self._unrecognised and self._unrecognised <= facts.sighted.keys():
+            self._recognition = Retry(due_s=math.inf)
         if unknown != self._unrecognised:
             self._unrecognised, self._recognition = unknown, self._recognition.by(now_s + pause_s)
         if not unknown:
@@ -230,7 +238,7 @@ class Learner:
                 self._manager.observe_containers(recognised)
                 self._unrecognised = unknown - {container.id for container in recognised}
         if self._unrecognised:
-            self.due_s = min(self.due_s, self._recognition.due_s)
+            self._recognises_s = self._recognition.due_s
 
     def _find_idle(self, alive: Collection[str]) -> None:
         """Find the pods without a container's cgroup, where two pods claim a CPU or one has ended.

@@ -9,6 +9,7 @@ import pytest
 from cpupool.core.cgroups import POD_ITSELF
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import RuntimeAwaitsAnswer
+from cpupool.core.pools import NodePools, Pool
 from cpupool.core.workloads import ContainerID, RuntimeContainer
 from tests import builders
 from tests.runtimes import ModelRuntime, reported
@@ -71,6 +72,18 @@ def test_a_runtime_that_names_its_containers_by_nri_is_asked_a_moment_later() ->
     learner.learn(here("late-uid", "sandbox-id", "main-id"), 102.5)
     assert runtime.asked == [{"main-id"}]
     assert set(manager.snapshot().facts.sighted) == {"sandbox-id", "main-id"}
+
+
+def test_nothing_is_due_once_such_a_runtime_has_named_what_was_unknown() -> None:
+    runtime = ModelRuntime(here=True)
+    manager, learner = learning(Outside(), runtime, nri=lambda: True)
+    learner.learn((), 100.0)
+    learner.learn(here("late-uid", "sandbox-id"), 101.0)
+    assert learner.due_s == 101.5
+    manager.observe_containers([reported("late-uid", "")])
+    assert learner.due_s == math.inf
+    learner.learn(here("late-uid", "sandbox-id", "another"), 109.0)
+    assert (runtime.asked, learner.due_s) == ([], 109.5)
 
 
 def test_such_a_runtime_is_asked_twice_a_second_at_most_in_a_burst_of_pods() -> None:
@@ -146,6 +159,26 @@ def test_what_an_annotation_says_counts_until_the_kubelet_has_confirmed_it() -> 
     assert builders.owned(manager) == {bare.uid: {"exclusive_a": CPUSet.of(2)}}
     assert manager.snapshot().facts.promises == ()
     assert learner.due_s > 100.5 + 1.0, "nothing is left to ask but the CPU manager"
+
+
+def test_which_devices_of_a_shared_pool_a_container_has_is_asked_for_later() -> None:
+    sharer = builders.pod("sharer", builders.container(running=False, shared_a=1))
+    owner = builders.pod("bare", builders.container(running=False, exclusive_a=1))
+    outside = Outside((sharer,))
+    runtime = ModelRuntime(here=True, containers=(reported(sharer.uid, shared_a="0"),))
+    pools = NodePools.of(
+        Pool.named("exclusive_a", "2"), Pool.named("shared_a", "0"), Pool.named("default", "1")
+    )
+    manager, learner = learning(outside, runtime, pools)
+    manager.allocate("shared_a", ["0"])
+    learner.learn(here(sharer.uid, "main-id"), 100.0)
+    assert len(manager.snapshot().resolution.unconfirmed) == 1
+    assert learner.due_s == 110.0
+
+    outside.listed = (sharer, owner)
+    outside.asked.clear()
+    learner.learn(here(sharer.uid, "main-id"), 101.0)
+    assert (outside.asked, learner.due_s) == ([], 101.5), "an owner's are asked for soon"
 
 
 def test_an_annotation_without_an_answer_of_allocate_counts_once_the_kubelet_says_the_same() -> (
