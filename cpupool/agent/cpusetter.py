@@ -159,12 +159,20 @@ class CPUSetter:
                 report = self.sweep(self._due())
                 self._news.ensure()
                 self._tell(report)
-                if stop.wait(_SETTLE_S):
-                    return
-                self._urgent.wait(min(self._settle_s - _SETTLE_S, self._pause_s()))
-                # The wait grows while events come without a pause.
-                quiet = not self._asked()
-                self._settle_s = _CALM_S if quiet else _STORM_S
+                self._rest(stop)
+
+    def _rest(self, stop: threading.Event) -> None:
+        """Wait until something is due; soon after a sweep also for what comes with it."""
+        ended_s = self._now_s()
+        asked = self._asked()
+        since_s = self._now_s() - ended_s
+        if since_s < _SETTLE_S and stop.wait(_SETTLE_S - since_s):
+            return
+        if asked and since_s < self._settle_s:
+            left_s = self._settle_s - max(since_s, _SETTLE_S)
+            self._urgent.wait(min(left_s, self._pause_s()))
+        # The wait grows while events come without a pause.
+        self._settle_s = _STORM_S if asked else _CALM_S
 
     def _asked(self) -> bool:
         """Wait until something is due, and return whether it is an event that does not wait."""
@@ -188,7 +196,7 @@ class CPUSetter:
     def _due(self) -> frozenset[str] | None:
         """Return the pods whose cgroups are to be read; None for all."""
         touched, now_s = self._news.take(), self._now_s()
-        if not self._pause_s():
+        if now_s >= min(self._sweep.rereads_s, self._everything_s + self._interval_s):
             touched = None
         if touched is None:
             self._everything_s = now_s

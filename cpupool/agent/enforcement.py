@@ -22,7 +22,7 @@ from cpupool.enforce.directories import Directories
 from cpupool.enforce.load_balancing import LoadBalancingGoal
 from cpupool.enforce.mover import Mover
 from cpupool.enforce.properties import PropertiesGoal
-from cpupool.enforce.quotas import QuotaGoal
+from cpupool.enforce.quotas import QuotaGoal, starts_right
 from cpupool.enforce.sweep import Sweep
 from cpupool.enforce.writer_choice import Writers
 from cpupool.host import cgroup_names
@@ -158,6 +158,7 @@ class Enforcement:
             refused=self._signals.of(Change.REFUSED),
             now_s=time.monotonic,
             decided=self._record.decided,
+            starts_limited=partial(starts_right, quotas),
         )
         sweep = Sweep(
             manager=self._manager,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from cpupool.core.assignments import Placement
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from cpupool.core.assignments import CPUAssignment
     from cpupool.core.cgroups import FoundContainer
+    from cpupool.core.quota import Limit
     from cpupool.enforce.notices import Notice, NoticeKey
     from cpupool.enforce.ports import CgroupTree
     from cpupool.enforce.writer_choice import Writers
@@ -45,8 +46,8 @@ if TYPE_CHECKING:
 log = logs.get(__name__)
 
 _SECOND_LOOK_S: Final = 1.0
-"""inotify begins to watch a new directory a moment after its creation. A second look finds the
-writes of that moment."""
+"""Where the kernel does not report each write, a second look finds what was written just after a
+directory was made."""
 _SILENT_S: Final = 1.0
 """The pause before the agent asks a silent runtime for a container again."""
 _OTHERS_FIRST_S: Final = 5.0
@@ -61,19 +62,23 @@ class Repair:
     """One container that was on the wrong CPUs.
 
     Attributes:
+        pod: the id in the name of its pod's cgroup.
         path: its cgroup.
         found: the CPUs it ran on.
         wanted: the CPUs it belongs on.
         error: why it is still wrong; empty if it is right now.
         overwritten: its shared pools, if another program had moved it from its CPUs, or may have
             moved it before the agent started.
+        widened: whether a cgroup above its pod was widened, which other pods may inherit.
     """
 
+    pod: str
     path: str
     found: str
     wanted: CPUSet
     error: str = ""
     overwritten: frozenset[str] = frozenset()
+    widened: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +194,8 @@ class Mover:
         refused: called when a container does not get its CPUs; one of them may be offline.
         now_s: a monotonic clock.
         decided: returns the decisions, once their choices are recorded; None for no record.
+        starts_limited: returns whether a container, by its path, has the CPU time of its limit when
+            it starts; any thread calls it.
 
     Attributes:
         due_s: when to look again without an event; infinite for never.
@@ -206,8 +213,10 @@ class Mover:
         refused: Callable[[], None],
         now_s: Callable[[], float],
         decided: Callable[[], Snapshot] | None = None,
+        starts_limited: Callable[[str, Limit], bool] = lambda _path, _limit: False,
     ) -> None:
         self._decided = decided or manager.snapshot
+        self._starts_limited = starts_limited
         self.due_s = math.inf
         self.kubelet_places = False
         self._manager = manager
@@ -244,16 +253,22 @@ class Mover:
         if self._hurried:
             self._budget.spend(cpu_s, self._now_s())
 
-    def put_right(self, found: Iterable[FoundContainer], *, new: bool) -> list[Repair]:
+    def put_right(
+        self, found: Iterable[FoundContainer], *, new: bool, reported: bool = False
+    ) -> list[Repair]:
         """Move each container that is wrong and due once; return the repairs.
 
         Args:
             found: the container directories.
             new: whether a container that the agent sees for the first time has started after the
                 agent.
+            reported: whether the kernel reports each write in the cgroups, also a write that came
+                before its report could: a new directory is reported once its files are watched.
         """
         resolution = self.current()
-        judged = (self._judged(container, resolution, new=new) for container in found)
+        judged = (
+            self._judged(container, resolution, new=new, reported=reported) for container in found
+        )
         wrong = {found.move.path: found for found in judged if found is not None}
         staying = {path: found.move for path, found in wrong.items()}
         due = [found.move for found in wrong.values() if self._is_due(found, resolution)]
@@ -305,7 +320,12 @@ class Mover:
 
         Any thread may call it; no sweep has seen the container yet.
         """
-        return _is_right(self._tree, path, self._manager.snapshot().assignment(key))
+        wants = self._manager.snapshot().assignment(key)
+        if limit := wants.limit:
+            with suppress(CPUPoolError):
+                if self._starts_limited(path, limit):
+                    wants = replace(wants, limit=None)
+        return _is_right(self._tree, path, wants)
 
     def shared_pools(self, key: ContainerKey) -> frozenset[str]:
         """Return the shared pools of a container, each as it stands in the pool file."""
@@ -331,7 +351,7 @@ class Mover:
         return gathered
 
     def _judged(
-        self, container: FoundContainer, resolution: Resolution, *, new: bool
+        self, container: FoundContainer, resolution: Resolution, *, new: bool, reported: bool
     ) -> _Wrong | None:
         key = (container.pod, ContainerID(container.id))
         seen = self._seen.get(container.path)
@@ -340,7 +360,8 @@ class Mover:
             waits = self._writers.nri_waits() if new else ""
             seen = _Seen(_FirstSight(key, now_s, container.cpus, new, waits), measured=not new)
             self._seen[container.path] = seen
-            self._look_at(now_s + _SECOND_LOOK_S)
+            if not reported:
+                self._look_at(now_s + _SECOND_LOOK_S)
         text = self.wanted(key, resolution)
         seen.target.aim(text)
         if container.cpus == text:
@@ -402,7 +423,7 @@ class Mover:
         move, seen = step.wrong.move, step.wrong.seen
         reason, writer = step.reason, step.writer
         tree = self._writers.through(writer, self._tree, move.path, move.container)
-        apply.bring(tree, move.path, step.goal, before=CPUSet.parse(seen.nested))
+        made = apply.bring(tree, move.path, step.goal, before=CPUSet.parse(seen.nested))
         self._writers.wrote(move.container, writer)
         seen.nested, seen.owned = str(step.goal), step.goal & move.own
         del staying[move.path]
@@ -423,7 +444,15 @@ class Mover:
         # The writer is unknown where a container is older than the agent.
         foreign = reason.foreign or (reason is Reason.NEW and not seen.first.new)
         overwritten = self.shared_pools(seen.key) if foreign else frozenset[str]()
-        return Repair(move.path, step.wrong.found.cpus, move.wants, overwritten=overwritten)
+        of_pod = move.path if move.container == POD_ITSELF else move.path.rpartition("/")[0]
+        return Repair(
+            move.pod,
+            move.path,
+            step.wrong.found.cpus,
+            move.wants,
+            overwritten=overwritten,
+            widened=not all(write.path.startswith(of_pod) for write in made),
+        )
 
     def _failed(
         self, wrong: _Wrong, error: CPUPoolError, staying: dict[str, Move]
@@ -445,7 +474,8 @@ class Mover:
                 self._refused()
                 self._look_at(seen.target.failed(now_s))
                 _tell_stuck(wrong.found, seen, str(error))
-        yield Repair(wrong.move.path, wrong.found.cpus, wrong.move.wants, str(error))
+        move = wrong.move
+        yield Repair(move.pod, move.path, wrong.found.cpus, move.wants, str(error), widened=True)
 
     def _unasked(self, seen: _Seen) -> Writer | None:
         """Return the writer of a container; None where only the runtime knows it."""

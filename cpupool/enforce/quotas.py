@@ -69,6 +69,24 @@ def plan(pod: CgroupQuota, containers: Iterable[CgroupQuota]) -> tuple[CgroupQuo
     return (*fit, *([pod] if pod.has != pod.wants else []), *rest)
 
 
+def starts_right(tree: BandwidthTree, path: str, limit: Limit) -> bool:
+    """Return whether a container has its CPU time already, in a pod without a limit.
+
+    Any thread may call it.
+
+    Args:
+        tree: the CPU time of cgroups.
+        path: the container's cgroup.
+        limit: what it must have.
+
+    Raises:
+        HostFileError: a file cannot be read, or has unexpected content.
+    """
+    has, above = tree.bandwidth(path), tree.bandwidth(path.rpartition("/")[0])
+    unlimited = above is not None and above.cpus is None
+    return unlimited and has is not None and limit.settle(has) == has
+
+
 @dataclass(frozen=True, slots=True)
 class _Concern:
     """The facts on which the quotas of a pod depend.

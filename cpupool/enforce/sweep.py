@@ -71,7 +71,8 @@ class Sweep:
             once the pods are known, with every directory; None if only the cgroups have them.
 
     Attributes:
-        due_s: when to look again without an event, by `now_s`; infinite for never.
+        rereads_s: when to read the cgroups of all pods again without an event, by `now_s`; infinite
+            for never.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class Sweep:
         cpu_s: Callable[[], float],
         take_over: Callable[[Sequence[FoundContainer]], None] | None = None,
     ) -> None:
-        self.due_s = math.inf
+        self.rereads_s = math.inf
         self._take_over = take_over or manager.adopt
         self._manager = manager
         self._directories = directories
@@ -102,7 +103,13 @@ class Sweep:
         self._applied: Resolution | None = None
         # What was read last is where it belongs.
         self._all_moved = False
+        self._learned = False
         self._started = self._has_waited = False
+
+    @property
+    def due_s(self) -> float:
+        """When to look again without an event, by `now_s`; infinite for never."""
+        return min(self.rereads_s, self._learner.due_s) if self._learned else self.rereads_s
 
     def look(self, touched: AbstractSet[str] | None = None) -> SweepReport:
         """Compare every container with where it belongs, and repair what differs.
@@ -111,16 +118,16 @@ class Sweep:
             touched: the pods in whose cgroups anything has changed since the last look; the sweep
                 does not read the others again. None for any.
         """
-        self.due_s = math.inf
+        self.rereads_s = math.inf
         now_s, cpu_s = self._now_s(), self._cpu_s()
         # What could not be moved is read again: another program may have written it last.
         there = self._directories.read(touched if self._all_moved else None)
+        self._learned = there is not None
         if there is None:
             return SweepReport(waiting_for="the cgroups")
         # One that the runtime is starting is there, too: it is not forgotten.
         self._learner.learn(there, now_s)
         found = self._directories.started(there)
-        self._look_at(self._learner.due_s)
         self._publish_conflict()
         waiting_for = self._learner.waiting_for(now_s)
         facts, _ = self._manager.snapshot()
@@ -139,24 +146,25 @@ class Sweep:
         repairs: tuple[Repair, ...] = ()
         changed = found != self._right or resolution is not self._applied
         if changed:
-            found, repairs = self._put_right(found, cpu_s)
+            found, repairs = self._put_right(found, cpu_s, reported=touched is not None)
         kept = self._keep(found, now_s, touched)
         self._announcer.notices(kept, self._other_notices, now_s, changed=changed)
         overwritten = self._overwritten(repairs, resolution)
         self._started, self._has_waited, self._mover.kubelet_places = True, False, False
         return SweepReport(repairs, found, overwritten=overwritten)
 
-    def _look_at(self, due_s: float) -> None:
-        self.due_s = min(self.due_s, due_s)
+    def _reread_at(self, due_s: float) -> None:
+        self.rereads_s = min(self.rereads_s, due_s)
 
     def _put_right(
-        self, found: tuple[FoundContainer, ...], cpu_s: float
+        self, found: tuple[FoundContainer, ...], cpu_s: float, *, reported: bool
     ) -> tuple[tuple[FoundContainer, ...], tuple[Repair, ...]]:
         """Repair the differences; return the directories as they are then.
 
         Args:
             found: every container directory.
             cpu_s: the CPU time when the sweep began.
+            reported: as for `Mover.put_right`.
         """
         self._mover.begin()
         repairs: list[Repair] = []
@@ -164,17 +172,19 @@ class Sweep:
         asked_for = {container.path for container in found}
         for _ in range(_PASSES):
             # A container that ran before the agent did has not waited for the agent.
-            made = self._mover.put_right(found, new=self._started)
+            made = self._mover.put_right(found, new=self._started, reported=reported)
             repairs += made
             if all(repair.error for repair in made):
                 break
-            there = self._directories.read()
+            # What other pods have is as it was a moment ago, or is reported.
+            alone = reported and not any(repair.widened for repair in made)
+            there = self._directories.read({repair.pod for repair in made} if alone else None)
             walked = found if there is None else self._directories.started(there)
             found = tuple(container for container in walked if container.path in asked_for)
             if len(found) < len(walked):
-                self._look_at(self._now_s())
+                self._reread_at(self._now_s())
         self._mover.end(found, self._cpu_s() - cpu_s)
-        self._look_at(self._mover.due_s)
+        self._reread_at(self._mover.due_s)
         repaired = {repair.path for repair in repairs if not repair.error}
         # What is decided from here on is the next sweep's.
         self._applied = self._mover.current()
@@ -190,7 +200,7 @@ class Sweep:
         kept: dict[NoticeKey, Notice] = {}
         for keeper in self._keepers:
             kept.update(keeper.keep(found, self._mover.current(), now_s, touched))
-            self._look_at(keeper.due_s)
+            self._reread_at(keeper.due_s)
         return kept
 
     def _count(

@@ -12,6 +12,7 @@ from cpupool.core.cgroups import POD_ITSELF, FoundContainer
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import ContainerNotFound
 from cpupool.core.pools import NodePools, Pool
+from cpupool.enforce.quotas import starts_right
 from cpupool.host.cgroupfs import CgroupVersion
 from tests import builders
 from tests.runtimes import reported
@@ -45,6 +46,20 @@ def test_what_is_right_is_left_alone() -> None:
     assert node.keep() == []
     assert node.kernel.writes == []
     assert (node.repairs("new"), node.keeper.due_s) == (3, math.inf)
+
+
+@pytest.mark.parametrize(
+    ("quota_us", "pod_us", "right"),
+    [(50_000, -1, True), (60_000, -1, False), (-1, -1, False), (50_000, 50_000, False)],
+)
+def test_a_container_starts_right_with_its_cpu_time_in_a_pod_without_a_limit(
+    quota_us: int, pod_us: int, *, right: bool
+) -> None:
+    node = Node((shared(),))
+    node.write("light", quota_us)
+    node.write("pod", pod_us)
+    assert starts_right(node.kernel, node.path("light"), Limit(500)) is right
+    assert not starts_right(node.kernel, f"{POD}/gone", Limit(500))
 
 
 def test_a_pod_without_pools_is_not_even_read() -> None:

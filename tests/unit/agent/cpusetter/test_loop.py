@@ -59,6 +59,33 @@ def test_a_new_container_is_looked_at_once_more_without_an_event() -> None:
         eventually(lambda: node.cpus("plain") == "1", "it is found")
 
 
+def test_a_question_that_is_due_reads_no_cgroup_without_an_event() -> None:
+    node = Node(nri=ModelRuntime(here=True), cri=ModelRuntime(here=True), clock=time.monotonic)
+    with running(node):
+        eventually(lambda: node.setter.ready, "the first sweep")
+        node.run("plain")
+        node.setter.facts_changed()
+        eventually(lambda: node.cpus("plain") == "1", "it is put right")
+        node.kernel.write(node.path("plain"), CPUSet.parse(EVERYTHING))
+        node.kernel.make("kubepods/podlate-uid", EVERYTHING)
+        node.kernel.make("kubepods/podlate-uid/late-id", EVERYTHING)
+        node.setter.facts_changed()
+        eventually(lambda: node.cri.asked, "the runtime is asked about the new one")
+        sweep(node)
+        assert node.cpus("plain") == EVERYTHING
+        node.setter.wake()
+        eventually(lambda: node.cpus("plain") == "1", "everything is read")
+
+
+def sweep(node: Node) -> None:
+    """Let a sweep begin and end."""
+    for _ in range(2):
+        while node.swept.acquire(blocking=False):
+            pass
+        node.setter.facts_changed()
+        assert node.swept.acquire(timeout=DEADLINE_S)
+
+
 def known(node: Node) -> set[str]:
     return {pod.name for pod in node.manager.snapshot().facts.pods or ()}
 

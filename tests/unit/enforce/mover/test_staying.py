@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.pools import NodePools, Pool
+from cpupool.core.workloads import ContainerID
 from cpupool.enforce.mover import Mover
 from cpupool.telemetry.metrics import Metrics
 from tests import builders
@@ -19,6 +22,7 @@ class World:
     def __init__(self) -> None:
         self.node = Node()
         self.node.run("plain")
+        self.limited = False
         # The manager learns of the container.
         self.node.setter.sweep()
         self.path = self.node.path("plain")
@@ -30,14 +34,19 @@ class World:
             beat=lambda: None,
             refused=lambda: None,
             now_s=lambda: 0.0,
+            starts_limited=lambda _path, _limit: self.limited,
         )
 
     def write(self, cpus: str) -> None:
         self.node.kernel.write(self.path, CPUSet.parse(cpus))
 
-    def put_right(self) -> None:
+    def put_right(self, *, reported: bool = False) -> None:
         self.mover.begin()
-        self.mover.put_right(self.node.kernel.containers(), new=True)
+        self.mover.put_right(self.node.kernel.containers(), new=True, reported=reported)
+
+    def starts_right(self, pod: str) -> bool:
+        key = (f"{pod}-uid", ContainerID("main-id"))
+        return self.mover.starts_right(self.node.path(pod), key)
 
 
 @pytest.fixture
@@ -84,3 +93,25 @@ def test_a_container_that_has_ended_does_not_stay(world: World) -> None:
     world.put_right()
     del world.node.kernel.sets[world.path]
     assert not world.mover.stays(world.path)
+
+
+@pytest.mark.parametrize(("reported", "due_s"), [(False, 1.0), (True, math.inf)])
+def test_a_new_container_is_looked_at_once_more_unless_each_write_is_reported(
+    world: World, reported: bool, due_s: float
+) -> None:
+    world.put_right(reported=reported)
+    assert world.mover.due_s == due_s
+
+
+def test_a_container_starts_right_that_has_its_cpus_and_its_cpu_time(world: World) -> None:
+    world.put_right()
+    assert world.starts_right("plain")
+    world.node.run("sharer", builders.container(shared_a=500))
+    world.node.source.live = {"sharer": {"shared_a": ids("0")}}
+    world.node.setter.sweep()
+    assert world.node.cpus("sharer") == "0"
+    assert not world.starts_right("sharer"), "its quota differs"
+    world.limited = True
+    assert world.starts_right("sharer")
+    world.node.kernel.write(world.node.path("sharer"), CPUSet.parse(EVERYTHING))
+    assert not world.starts_right("sharer")
