@@ -353,7 +353,8 @@ def _lines(resource: str, response: HTTPResponse) -> Iterator[bytes]:
 
 def _decoded(verb: str, resource: str, text: bytes) -> dict[str, Any]:
     try:
-        value = json_text.load(text)
+        # To count the levels of a line takes as long as to read them, and a pod has seven lines.
+        value = json_text.load(text, bounded=verb != "watch")
     except JSONRefused as error:
         raise APIError(verb, resource, "malformed", f"this is not JSON: {error}") from error
     if not isinstance(value, dict):

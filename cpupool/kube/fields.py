@@ -43,7 +43,9 @@ class Field:
 
     def __getitem__(self, key: str) -> Field:
         path = f"{self.path}.{key}" if self.path else key
-        return Field(self.source, path, self._mapping().get(key))
+        # Most fields that are read are of a dict, or missing.
+        value = self.value.get(key) if type(self.value) is dict else self._mapping().get(key)
+        return Field(self.source, path, value)
 
     def unix_s(self) -> float | None:
         """Return a timestamp of the API server as Unix time; None where there is none."""

@@ -63,13 +63,15 @@ def is_text(text: str) -> bool:
     return True
 
 
-def load(data: bytes | str, *, unique: bool = False) -> Any:  # noqa: ANN401 - any JSON value
+def load(data: bytes | str, *, unique: bool = False, bounded: bool = True) -> Any:  # noqa: ANN401 - any JSON value
     """Return the value of a JSON text, at most `LONGEST` long and `DEEPEST` levels deep.
 
     Args:
         data: the text, or its UTF-8.
         unique: whether an object may have a key only once; otherwise the last one is taken, as in
             Go.
+        bounded: whether to count the levels; a reader that takes single members, and neither
+            compares nor writes the value, can do with those that Python reads.
 
     Raises:
         JSONRefused: it is none.
@@ -79,7 +81,8 @@ def load(data: bytes | str, *, unique: bool = False) -> Any:  # noqa: ANN401 - a
     with _refusals():
         text = data if isinstance(data, str) else data.decode()
         value = (_UNIQUE if unique else _USUAL).decode(text)
-    _check_depth(value)
+    if bounded:
+        _check_depth(value)
     return value
 
 

@@ -43,6 +43,13 @@ def test_what_json_has_is_read_as_json_reads_it() -> None:
         assert json_text.load(text) == json_text.load(text.encode()) == json.loads(text)
 
 
+def test_a_reader_of_single_members_need_not_count_the_levels() -> None:
+    deeper = "[" * (DEEPEST + 1) + "]" * (DEEPEST + 1)
+    assert json_text.load(deeper, bounded=False) == json.loads(deeper)
+    with pytest.raises(JSONRefused, match="nested too deep"):
+        json_text.load("[" * 10**6, bounded=False)
+
+
 def test_a_key_may_have_to_be_there_once() -> None:
     with pytest.raises(JSONRefused, match="the key 'b' is there twice"):
         json_text.load('{"a": [{"b": 1, "c": 2, "b": 3}]}', unique=True)
