@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from cpupool.core.assignments import CPUAssignment
+    from cpupool.core.bandwidth import Limit
     from cpupool.core.cgroups import FoundContainer
-    from cpupool.core.quota import Limit
     from cpupool.enforce.notices import Notice, NoticeKey
     from cpupool.enforce.ports import CgroupTree
     from cpupool.enforce.writer_choice import Writers

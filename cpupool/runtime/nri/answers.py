@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from cpupool.runtime.nri.holding import Obstacle
     from cpupool.runtime.nri.messages import (
         CreateContainer,
+        NamedContainer,
         NRIContainer,
         StartContainer,
         UpdateContainer,
@@ -180,7 +181,7 @@ class Answers:
         due, self._look_due = self._look_due, False
         return due
 
-    def started(self, container: NRIContainer) -> None:
+    def started(self, container: NamedContainer) -> None:
         """Record the runtime's report that a container has started."""
         # CRI-O starts a container although a plugin refuses.
         if obstacle := self._refused_starts.pop(container.id, None):
@@ -239,7 +240,7 @@ class Answers:
         self._look_due = True
         return "held"
 
-    def _breach(self, container: NRIContainer, obstacle: Obstacle) -> None:
+    def _breach(self, container: NamedContainer, obstacle: Obstacle) -> None:
         """Report a container that starts although it is not alone on its CPUs."""
         self._metrics.start_breached()
         log.warning("container starts on occupied CPUs", reason=(why := obstacle.allows(container)))

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from cpupool.enforce.intruders import Intruder
     from cpupool.manager.resolve import Resolution, Snapshot
     from cpupool.runtime.nri.adapter import NRIRuntime
-    from cpupool.runtime.nri.messages import NRIContainer
+    from cpupool.runtime.nri.messages import NamedContainer, NRIContainer
 
 
 _RELEASE: Final = "--nri-missing-facts=release"
@@ -95,12 +95,12 @@ class Obstacle:
             f" when that changes. If it stays so, {self.remedy}"
         )
 
-    def stops(self, container: NRIContainer) -> str:
+    def stops(self, container: NamedContainer) -> str:
         """Return the text about a container that is not started."""
         stopped = f"container {_name(container)} is not started: {self.why}"
         return f"{stopped}; the kubelet tries again. If it stays so, {self.remedy}"
 
-    def allows(self, container: NRIContainer) -> str:
+    def allows(self, container: NamedContainer) -> str:
         """Return the text about a container that starts before others have left."""
         return f"container {_name(container)} has started: {self.why}; {self.remedy}"
 
@@ -145,7 +145,7 @@ class Obstacles:
             return None
         return Obstacle(pod, assignment.reason, notices.remedy(assignment.cause))
 
-    def to_start(self, container: NRIContainer, now: Snapshot) -> Obstacle | None:
+    def to_start(self, container: NamedContainer, now: Snapshot) -> Obstacle | None:
         """Return the obstacle for a container that starts; None if it is alone on its own CPUs.
 
         A container without own CPUs costs no look at the cgroups, unless its CPUs have changed
@@ -241,6 +241,6 @@ def _named(intruder: Intruder, resolution: Resolution) -> str:
     return f"{pod.namespace}/{pod.name}/{placed.container.name if placed else ''}"
 
 
-def _name(container: NRIContainer) -> str:
+def _name(container: NamedContainer) -> str:
     known = container.known
     return f"{known.namespace}/{known.pod_name}/{known.name}" if known else container.id

@@ -49,12 +49,28 @@ class CPUResources:
 
 
 @dataclass(frozen=True, slots=True)
-class NRIContainer:
-    """A container as the runtime describes it.
+class NamedContainer:
+    """A container that the runtime has described before.
 
     Attributes:
         id: the runtime's.
-        known: its pod, and its devices; None if the kubelet has not labelled it.
+        known: its pod; None if the kubelet has not labelled it.
+    """
+
+    id: ContainerID
+    known: RuntimeContainer | None
+
+    @property
+    def key(self) -> ContainerKey | None:
+        """The ids in its cgroup's path; None if the kubelet has not labelled it."""
+        return None if self.known is None else (self.known.pod, self.id)
+
+
+@dataclass(frozen=True, slots=True)
+class NRIContainer(NamedContainer):
+    """A container as the runtime describes it; `known` has its devices, too.
+
+    Attributes:
         cpu: the runtime's CPU resources for it.
         environment: its variables.
         state: the runtime's state of it.
@@ -66,8 +82,6 @@ class NRIContainer:
         limits: its memory, and its memory and swap together, as the runtime holds them.
     """
 
-    id: ContainerID
-    known: RuntimeContainer | None
     cpu: CPUResources
     environment: Mapping[str, str]
     state: ContainerState
@@ -75,11 +89,6 @@ class NRIContainer:
     orchestrated: bool = False
     static: bool = False
     limits: Properties = NO_PROPERTIES
-
-    @property
-    def key(self) -> ContainerKey | None:
-        """The ids in its cgroup's path; None where the kubelet has not labelled it."""
-        return None if self.known is None else (self.known.pod, self.id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,12 +171,12 @@ class StartContainer:
 
     Attributes:
         call: for `Session.answer_start`.
-        container: as the runtime has it.
+        container: the container.
         deadline_s: how long the runtime waits; None where that is not known.
     """
 
     call: int
-    container: NRIContainer
+    container: NamedContainer
     deadline_s: float | None
 
 
@@ -190,7 +199,7 @@ class UpdateContainer:
 class Started:
     """A container's process has been started; answered."""
 
-    container: NRIContainer
+    container: NamedContainer
 
 
 @dataclass(frozen=True, slots=True)

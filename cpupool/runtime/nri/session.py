@@ -48,6 +48,7 @@ from cpupool.runtime.nri.messages import (
     ContainerState,
     CreateContainer,
     Ended,
+    NamedContainer,
     NRIContainer,
     Registered,
     SandboxRemoved,
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
 
     from cpupool.core.cpuset import CPUSet
     from cpupool.core.names import Names
+    from cpupool.core.requests import Resource
     from cpupool.runtime.nri.messages import Adjustment, Message, Update
 
 MemoryOf: TypeAlias = "Mapping[ContainerID, CPUSet]"
@@ -359,8 +361,7 @@ class Session:
     ) -> Message:
         body = change or nri_pb2.LifecycleEvent.FromString(request.payload)
         self._owed[call] = StartContainer
-        container = self._read(body.pod, body.container)
-        return StartContainer(call, container, _deadline_s(request))
+        return StartContainer(call, _named(body.pod, body.container), _deadline_s(request))
 
     def _update(self, call: int, request: ttrpc_pb2.Request) -> Message:
         body = nri_pb2.UpdateContainerRequest.FromString(request.payload)
@@ -390,7 +391,7 @@ class Session:
             case nri_pb2.REMOVE_POD_SANDBOX:
                 return SandboxRemoved(ContainerID(pod.id))
             case nri_pb2.POST_START_CONTAINER:
-                return Started(self._read(pod, container))
+                return Started(_named(pod, container))
             case nri_pb2.STOP_CONTAINER | nri_pb2.REMOVE_CONTAINER:
                 return Ended(ContainerID(container.id))
         return None
@@ -435,21 +436,33 @@ def _container(pod: nri_pb2.PodSandbox, container: nri_pb2.Container, names: Nam
     )
 
 
+def _named(pod: nri_pb2.PodSandbox, container: nri_pb2.Container) -> NamedContainer:
+    return NamedContainer(ContainerID(container.id), _labelled(pod, container))
+
+
 def _known(
     pod: nri_pb2.PodSandbox, container: nri_pb2.Container, names: Names
 ) -> RuntimeContainer | None:
     # Without the pod it is not known which annotations its author wrote.
     annotations = container.annotations if pod.id else {}
-    devices = allocated(annotations, pod.annotations, names)
+    known = _labelled(pod, container, allocated(annotations, pod.annotations, names))
+    if known is None:
+        return None
+    listed = container.linux.resources.cpu.cpus
+    return remembering(known, annotations, pod.annotations, listed, names)
+
+
+def _labelled(
+    pod: nri_pb2.PodSandbox,
+    container: nri_pb2.Container,
+    devices: Mapping[Resource, frozenset[str]] | None = None,
+) -> RuntimeContainer | None:
     known = RuntimeContainer.labelled(container.id, dict(container.labels), devices)
     if known is None or not known.name:
         # A container's own labels may lack its pod's.
         labels = {**pod.labels, **container.labels}
         known = RuntimeContainer.labelled(container.id, labels, devices, name=container.name)
-    listed = container.linux.resources.cpu.cpus
-    if known is None or not known.name:
-        return None
-    return remembering(known, annotations, pod.annotations, listed, names)
+    return known if known is not None and known.name else None
 
 
 def _whole_cpus(pod: nri_pb2.PodSandbox, container: nri_pb2.Container) -> int:

@@ -6,7 +6,12 @@ from typing import TYPE_CHECKING
 
 from cpupool.api import nri_pb2, ttrpc_pb2
 from cpupool.core.workloads import ContainerID, RuntimeContainer
-from cpupool.runtime.nri.messages import ContainerState, CPUResources, NRIContainer
+from cpupool.runtime.nri.messages import (
+    ContainerState,
+    CPUResources,
+    NamedContainer,
+    NRIContainer,
+)
 from tests import builders
 from tests.nri_frames import frames, spoken
 from tests.nri_pods import Container, Pod
@@ -43,6 +48,9 @@ SEEN = NRIContainer(
     CPUResources("0-7", 400_000, 100_000),
     {"PATH": "/bin", "OPTIONS": "a=b"},
     ContainerState.RUNNING,
+)
+NAMED = NamedContainer(
+    ContainerID("c1"), RuntimeContainer(ContainerID("c1"), POD.uid, "default", "pod", "main")
 )
 CREATE = nri_pb2.CreateContainerRequest(pod=POD.message(), container=CONTAINER.message())
 

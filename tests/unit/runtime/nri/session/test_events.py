@@ -15,7 +15,15 @@ from cpupool.runtime.nri.messages import (
     Started,
 )
 from tests.nri_pods import Pod
-from tests.unit.runtime.nri.session.conversation import CONTAINER, POD, SANDBOX, SEEN, request, said
+from tests.unit.runtime.nri.session.conversation import (
+    CONTAINER,
+    NAMED,
+    POD,
+    SANDBOX,
+    SEEN,
+    request,
+    said,
+)
 
 if TYPE_CHECKING:
     from cpupool.runtime.nri.messages import Message
@@ -24,7 +32,7 @@ if TYPE_CHECKING:
 EVENTS = [
     ("RunPodSandbox", nri_pb2.RUN_POD_SANDBOX, SandboxStarted(SANDBOX)),
     ("RemovePodSandbox", nri_pb2.REMOVE_POD_SANDBOX, SandboxRemoved(ContainerID(POD.sandbox))),
-    ("PostStartContainer", nri_pb2.POST_START_CONTAINER, Started(SEEN)),
+    ("PostStartContainer", nri_pb2.POST_START_CONTAINER, Started(NAMED)),
     ("StopContainer", nri_pb2.STOP_CONTAINER, Ended(SEEN.id)),
     ("RemoveContainer", nri_pb2.REMOVE_CONTAINER, Ended(SEEN.id)),
 ]
@@ -69,7 +77,7 @@ class TestEvents:
             *session.receive(request(method, asked, timeout_ns=said_ns)),
             *session.receive(request(method, asked, call=3)),
         ]
-        assert messages == [StartContainer(1, SEEN, 2.0), StartContainer(3, SEEN, None)]
+        assert messages == [StartContainer(1, NAMED, 2.0), StartContainer(3, NAMED, None)]
         assert said(session) == {}
         assert session.owes
 
