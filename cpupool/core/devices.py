@@ -130,14 +130,16 @@ class Advertised:
 
     def unlisted(self, ids: Iterable[str]) -> list[str]:
         """Return the device ids that this resource does not have."""
+        # A node may hold a hundred thousand: no function of ours is called for each.
+        is_number = _CANONICAL_NUMBER.fullmatch
         if self.pool.kind is PoolKind.SHARED:
             count = self.capacity
-            return [identifier for identifier in ids if not _is_number_below(identifier, count)]
+            return [each for each in ids if not (is_number(each) and int(each) < count)]
         cpus = self.pool.offered
         return [
-            identifier
-            for identifier in ids
-            if not _is_number_below(identifier, MAX_CPU + 1) or int(identifier) not in cpus
+            each
+            for each in ids
+            if not (is_number(each) and int(each) <= MAX_CPU and int(each) in cpus)
         ]
 
 
