@@ -183,7 +183,7 @@ class KubeletRecords:
         return bool(lacking) or served_requests.kubelet_gives(facts)
 
     def _only_shared(self) -> bool:
-        """Return whether nothing is missing but devices of shared pools that listed pods request."""
+        """Return whether only devices of shared pools are missing that listed pods request."""
         facts, resolution = self._manager.snapshot()
         if mirror_pods.uncertain(facts.pods or (), facts.static) or self._unnamed():
             return False
