@@ -30,7 +30,7 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.grants import WHOLE_POD, PodOwner
 from cpupool.core.names import KUBELET_CPUS
 from cpupool.core.workloads import ContainerRef
-from cpupool.manager import by_plugins, choosing, ownership, placing, served_requests, sightings
+from cpupool.manager import choosing, ownership, placing, served_requests, sightings
 from cpupool.manager.choosing import Admission
 from cpupool.manager.placing import Inputs, Reads, Unchanged
 from cpupool.policies.view import BEST_EFFORT, DEFAULT
@@ -210,14 +210,11 @@ def resolve(
     same = before.resolution if before and unchanged.parts is Reads.EVERYTHING else None
     containers: dict[ContainerKey, PlacedContainer] = {}
     instances = sightings.instances(pods, facts.sighted)
-    if same and before:
+    new = sightings.added(before.facts.sighted, facts.sighted) if same and before else None
+    if same and new is not None:
         # A request of the runtime concerns one pod, and the node may have hundreds.
-        concerned = frozenset().union(*sightings.differing(before.facts.sighted, facts.sighted))
-        containers = {key: placed for key, placed in earlier.items() if key[0] not in concerned}
-        instances = sightings.instances(
-            (pod for uid in concerned if (pod := same.pods.get(uid))),
-            {key: found for key, found in facts.sighted.items() if found.pod in concerned},
-        )
+        containers.update(same.containers)
+        instances = sightings.of_runtime(same.pods, new)
     for identifier, pod, container in instances:
         key = (pod.cgroup_uid, identifier)
         found = earlier.get(key)
@@ -248,27 +245,17 @@ def resolve(
 
 
 def owners_stay(before: Snapshot, facts: NodeFacts) -> bool:
-    """Return whether every CPU has the same owner: only containers of decided pods came or went.
+    """Return whether every CPU has the same owner: only containers of decided pods have come.
 
     A request of the runtime concerns one pod, and the node may have hundreds.
     """
     earlier, resolution = before
-    come, gone = sightings.differing(earlier.sighted, facts.sighted)
-    if not (come or gone) or replace(earlier, sighted=facts.sighted) != facts:
-        return False
-    pods = {uid: resolution.pods.get(uid) for uid in come | gone}
-    if any(pod is None or pod.qos is None for pod in pods.values()) or pods.keys() & facts.idle:
-        return False
-    # A pod that is refused may be so no longer once no container of it is there.
-    if not gone.isdisjoint(resolution.view.refused):
+    new = sightings.added(earlier.sighted, facts.sighted)
+    if not new or replace(earlier, sighted=facts.sighted) != facts:
         return False
     started = {container.pod for container in earlier.sighted.values()}
-    return not any(pod and _may_own(facts, pod) for uid, pod in pods.items() if uid not in started)
-
-
-def _may_own(facts: NodeFacts, pod: Pod) -> bool:
-    """Return whether a pod can have CPUs of its own, or be refused, once it starts."""
-    return bool(by_plugins.awaited(facts) or facts.policy.wants(pod))
+    listed = {uid for uid in started - facts.idle if uid in resolution.pods}
+    return all(found.pod in listed and resolution.pods[found.pod].qos is not None for found in new)
 
 
 def _lacking(facts: NodeFacts, pods: Iterable[Pod]) -> Iterator[tuple[ContainerRef, bool]]:

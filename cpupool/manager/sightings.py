@@ -75,16 +75,13 @@ def of_runtime(
             yield found.id, pod, _named(pod, found.name)
 
 
-def differing(
+def added(
     before: Mapping[ContainerID, RuntimeContainer], now: Mapping[ContainerID, RuntimeContainer]
-) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the pods of containers that have come, and of those that have gone; by cgroup names.
-
-    A container that the runtime reports otherwise than before has come and gone.
-    """
-    come = (found.pod for key, found in now.items() if before.get(key) != found)
-    gone = (found.pod for key, found in before.items() if now.get(key) != found)
-    return frozenset(come), frozenset(gone)
+) -> tuple[RuntimeContainer, ...] | None:
+    """Return the containers that the runtime reports now only; None if another thing differs."""
+    if not before.items() <= now.items():
+        return None
+    return tuple(found for key, found in now.items() if key not in before)
 
 
 def joined(facts: NodeFacts) -> NodeFacts:
