@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cpupool.core.bandwidth import Bandwidth
+from cpupool.core.bandwidth import Bandwidth, Limit
 from cpupool.core.cgroups import POD_ITSELF, FoundContainer
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import ContainerNotFound
