@@ -1,4 +1,4 @@
 """The agent of a node: `app.py` makes and connects its parts, and most other modules are one loop.
 
-The loops that speak with the runtime and with plugins are in `runtime/` and `qrm/`.
+A loop that speaks with a container runtime or with plugins is in the room of that peer.
 """
