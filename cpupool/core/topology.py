@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from cpupool.core.cpuset import CPUSet
 
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from cpupool.core.withheld import Withheld
+
+MOST_NODES: Final = 1024
+"""Linux numbers NUMA nodes from 0 to 1023 at most (CONFIG_NODES_SHIFT)."""
 
 
 class CoreType(Enum):

@@ -13,7 +13,7 @@ from cpupool.core.errors import CPUSetParseError
 from cpupool.core.workloads import ContainerRef
 from cpupool.plugins.state import PluginState, ServedContainer
 from cpupool.policies.qrm.questions import ContainerRole, Question
-from cpupool.qrm import answer_record_codec
+from cpupool.wire import answer_record
 from cpupool.wire.checkpoints import Reader
 from cpupool.wire.sealed import Sealed
 
@@ -32,7 +32,7 @@ def encode(state: PluginState) -> bytes:
             *(
                 {
                     "question": _question(held.question),
-                    "answer": answer_record_codec.written(held.answer),
+                    "answer": answer_record.written(held.answer),
                 }
                 for held in state.held.values()
             ),
@@ -58,7 +58,7 @@ def parse(data: bytes) -> PluginState:
             headroom_cpus = _READER.amount(entry["headroomCPUs"], "headroomCPUs")
         else:
             question = _question_of(entry.get("question"))
-            answer = answer_record_codec.read(_READER, entry.get("answer"))
+            answer = answer_record.read(_READER, entry.get("answer"))
             held[question.container] = ServedContainer(question, answer)
     return PluginState(held, pools, headroom_cpus)
 

@@ -14,13 +14,12 @@ from cpupool.core.plugin_facts import Given
 from cpupool.core.workloads import ContainerRef
 from cpupool.policies.qrm import katalyst
 from cpupool.policies.qrm.katalyst import QoSLevel
-from cpupool.qrm import answer_recovery
-from cpupool.qrm.answer_recovery import Recovery
+from cpupool.qrm.answer_recovery import Recovery, RecoverySearch
 from cpupool.qrm.bad_answers import Judge
 from cpupool.qrm.question_table import Event, Has
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from cpupool.core.cgroups import FoundContainer
     from cpupool.core.cpu_manager import TopologyHint
@@ -74,25 +73,18 @@ class AnswerBook:
         found: Sequence[FoundContainer],
         chosen: Mapping[str, CPUSet],
     ) -> Recovery:
-        """Take what containers keep although the record lacks it; return what that is.
-
-        Args:
-            now: the node, before any choice of an earlier agent counts.
-            found: the containers with their present CPUs.
-            chosen: as for `answer_recovery.recover`.
-        """
-        judge = self._judge(now)
-        return self._keep(answer_recovery.recover(now, self._table.record, judge, found, chosen))
+        """Take what containers keep although the record lacks it; as for `RecoverySearch`."""
+        record, judge = self._table.record, self._judge(now)
+        return self._keep(RecoverySearch(now, record, judge, found, chosen).recovery())
 
     def recover_late(self, now: Snapshot) -> Recovery:
-        """Take what containers keep that the runtime has reported later; return what that is."""
+        """Take what containers keep that the runtime has reported later."""
         if all(
             not each.answered or self._table.given(ContainerRef(each.pod, each.name))
             for each in now.facts.sighted.values()
         ):
             return Recovery()
-        record, judge = self._table.record, self._judge(now)
-        return self._keep(answer_recovery.recover_late(now, record, judge))
+        return self._keep(RecoverySearch(now, self._table.record, self._judge(now)).late())
 
     def asked_for(
         self,
@@ -105,12 +97,7 @@ class AnswerBook:
     ) -> Given:
         """Return an answer with what was asked.
 
-        Args:
-            pod: the container's pod.
-            quantity: how much was requested.
-            answers: what the plugin has answered.
-            hint: the NUMA nodes that went with the request.
-            has: the answer until now. CPUs that a container has kept for itself stay its own.
+        CPUs that a container has kept for itself stay its own.
         """
         dedicated = katalyst.qos_level(pod) is QoSLevel.DEDICATED or (
             has is not None and has.kept and has.exclusive
@@ -125,12 +112,6 @@ class AnswerBook:
 
         A pod's author may have changed its class since it was admitted. A list may leave out the
         variables and annotations with which the container was created.
-
-        Args:
-            pod: the container's pod.
-            quantity: how much the container requests.
-            answers: what the plugin lists.
-            has: the answer until now.
         """
         if has is None or has.kept:
             return self.asked_for(pod, quantity, answers, has=has)
@@ -145,11 +126,11 @@ class AnswerBook:
         }
         return replace(has, answers=joined, refused="")
 
-    def take(self, now: Snapshot, answered: Mapping[_Key, Given]) -> None:
-        """Take new answers: each that keeps the rules counts; otherwise the last good one stays.
+    def take(self, now: Snapshot, answered: Mapping[_Key, Given]) -> Mapping[_Key, str]:
+        """Take new answers; return why some are not valid, whose last valid ones stay.
 
-        An answer may name CPUs that another of them leaves, so those that count come first. Then
-        come answers that count only together, as those of two pods that swap their CPUs.
+        An answer may name CPUs that another of them leaves, so the valid ones come first. Then
+        come answers that are valid only together, as those of two pods that swap their CPUs.
         """
         waiting, judge = dict(answered), self._judge(now)
         verdicts: dict[_Key, Broken] = {}
@@ -172,14 +153,10 @@ class AnswerBook:
                 self._count(key, waiting.pop(key))
         for key, verdict in verdicts.items():
             self._refuse(key, waiting[key], verdict)
-
-    def refused(self, keys: Iterable[_Key]) -> Mapping[_Key, str]:
-        """Return why some answers do not count: container and resource → why."""
-        found = {(ref, name): self._table.given(ref)[name].refused for ref, name in keys}
-        return {key: why for key, why in found.items() if why}
+        return {key: verdict.why for key, verdict in verdicts.items()}
 
     def judge_again(self, now: Snapshot) -> None:
-        """Judge the answers that do not count by the node of now."""
+        """Judge the bad answers by the present node."""
         judge = self._judge(now)
         for row in [row for row in self._table if row.has is Has.BAD]:
             given, key = row.given, (row.container, row.resource)
@@ -198,7 +175,7 @@ class AnswerBook:
         return Judge(now.resolution.view, now.facts.policy, self._names, v2=self._v2)
 
     def _together(self, judge: Judge, waiting: Mapping[_Key, Given]) -> list[_Key]:
-        """Return the answers that count if all of them come at one time."""
+        """Return the answers that are valid if all of them come at one time."""
         left = dict(waiting)
         while left:
             broken = [key for key in left if self._verdict(judge, key, left[key], left) is not None]
@@ -237,13 +214,13 @@ class AnswerBook:
 
     def _refuse(self, key: _Key, given: Given, verdict: Broken) -> None:
         row = self._table.row(*key)
-        # What can never count is not kept: its values may not even equal themselves.
-        answers = given.answers if verdict.rule.may_pass else {}
+        # An answer that is bad for good is not kept: its values may not even equal themselves.
+        answers = {} if verdict.for_good else given.answers
         refused = replace(given, answers=answers, refused=verdict.why)
-        if row.told != verdict:
-            row.told = verdict
+        if row.broken != verdict:
+            row.broken = verdict
             self._broken(*key, verdict)
-        if row.has in (Has.COUNTS, Has.KEPT) or row.given == refused:
+        if row.has in (Has.VALID, Has.KEPT) or row.given == refused:
             self._table.move(row, Event.BAD)
         else:
             self._table.enter(row, Event.BAD, refused)

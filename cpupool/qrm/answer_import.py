@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING
 from cpupool.core.errors import CPUPoolError
 from cpupool.core.workloads import ContainerRef, oldest_first
 from cpupool.manager import by_plugins
+from cpupool.qrm import katalyst_checkpoint
 from cpupool.telemetry import log as logs
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
 
     from cpupool.core.events import EventSink
     from cpupool.core.plugin_facts import Answers, Given
     from cpupool.core.workloads import Pod
     from cpupool.manager.resolve import Snapshot
     from cpupool.qrm.answer_book import AnswerBook
-    from cpupool.qrm.katalyst_checkpoint import KatalystCheckpoints
 
 log = logs.get(__name__)
 
@@ -27,12 +28,12 @@ class AnswerImport:
     """Reads the manager's file once, and hands its answers over once the pods are known.
 
     Args:
-        files: the files of Katalyst's managers.
-        events: where it is said that they cannot be read, or that an answer does not count.
+        files: where Katalyst's managers have theirs.
+        events: hears that they cannot be read, or that an answer is not valid.
     """
 
-    def __init__(self, files: KatalystCheckpoints, events: EventSink) -> None:
-        self._files = files
+    def __init__(self, files: Iterable[Path], events: EventSink) -> None:
+        self._files = tuple(files)
         self._events = events
         self._found: Mapping[ContainerRef, Answers] = {}
 
@@ -44,7 +45,7 @@ class AnswerImport:
     def find(self) -> bool:
         """Read the file, and return whether there is something to hand over."""
         try:
-            self._found = self._files.answers()
+            self._found = katalyst_checkpoint.answers(self._files)
         except CPUPoolError as error:
             log.warning("answers are not imported", error=error)
             self._events.node("PluginAnswersNotImported", str(error))
@@ -53,8 +54,8 @@ class AnswerImport:
     def hand_over(self, now: Snapshot, book: AnswerBook) -> None:
         """Let a book take the answers for the pods of a moment, of the oldest pod first.
 
-        Of each container only the resources that it requests count: what a plugin has answered
-        beside them comes with its next list.
+        A book takes the answers for the resources that a container requests: what a plugin has
+        answered beside them comes with its next list.
         """
         taken: dict[tuple[ContainerRef, str], Given] = {}
         pods: dict[str, Pod] = {}
@@ -69,8 +70,7 @@ class AnswerImport:
                     answer = replace(answer, quantity=answer.quantity or quantity)
                     given = book.asked_for(pod, quantity, {resource: answer})
                     taken[ref, resource], pods[ref.pod] = given, pod
-        book.take(now, taken)
-        refused = book.refused(taken)
+        refused = book.take(now, taken)
         for (ref, _), why in refused.items():
             said = f"container {ref.name}: {why}: it does not count; create the pod again"
             self._events.pod(pods[ref.pod], "PluginAnswerRefused", said)

@@ -1,7 +1,7 @@
 """The CPUs that plugins have given, found again where the record of their answers lacks them.
 
 The sources, the best first: the annotation of a living container, which an agent wrote when the
-runtime created it; the record; the CPUs where the container runs. Each counts only if the machine
+runtime created it; the record; the CPUs where the container runs. Each is valid only if the machine
 has the CPUs and no other owner has one. A cgroup does not show why a container runs there. So the
 plugin must be able to give its CPUs now, and no container without an answer runs on the same set.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from cpupool.core.cgroups import POD_ITSELF
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class Trace(Enum):
-    """What says which CPUs a container has, beside the record."""
+    """The sources of the CPUs of a container beside the record."""
 
     ANNOTATION = "its annotation names"
     CGROUP = "where it runs"
@@ -66,12 +67,12 @@ class Kept(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """What is found.
+    """The result of a search.
 
     Attributes:
         kept: container → the CPUs that it keeps, for those that the record lacks or has otherwise.
         lost: running containers that must have had CPUs of their own, which nothing names → pod.
-        refused: container and resource → a recorded answer that does not count, because another
+        refused: container and resource → a recorded answer that is not valid, because another
             container's annotation names its CPUs.
     """
 
@@ -80,50 +81,25 @@ class Recovery:
     refused: Mapping[tuple[ContainerRef, str], Given] = field(default_factory=dict)
 
 
-def recover(
-    now: Snapshot,
-    record: Record,
-    judge: Judge,
-    found: Sequence[FoundContainer],
-    chosen: Mapping[str, CPUSet],
-) -> Recovery:
-    """Find what the containers that run keep.
+class RecoverySearch:
+    """Finds the CPUs that containers keep, by each source in turn.
 
     Args:
-        now: the node, before any choice of an earlier agent counts.
-        record: the answers that are recorded.
+        now: the node.
+        record: the recorded answers.
         judge: the rules for answers.
         found: the containers with their present CPUs.
         chosen: the id in a pod's cgroup name → the CPUs that an earlier agent has recorded as a
             choice of the CPU manager policy.
     """
-    return _Search(now, record, judge, found, chosen).recovery()
-
-
-def recover_late(now: Snapshot, record: Record, judge: Judge) -> Recovery:
-    """Find what containers without any answer keep by their annotations.
-
-    The runtime may report a container after the agent has taken over. By then the record counts
-    first: plugins may have answered.
-
-    Args:
-        now: the node.
-        record: the answers that count or are refused.
-        judge: the rules for answers.
-    """
-    return _Search(now, record, judge, (), {}).late()
-
-
-class _Search:
-    """Finds the owners by each source in turn."""
 
     def __init__(
         self,
         now: Snapshot,
         record: Record,
         judge: Judge,
-        found: Sequence[FoundContainer],
-        chosen: Mapping[str, CPUSet],
+        found: Sequence[FoundContainer] = (),
+        chosen: Mapping[str, CPUSet] = MappingProxyType({}),
     ) -> None:
         self._now = now
         self._record = record
@@ -148,7 +124,7 @@ class _Search:
             self._read(identifier, ContainerRef(pod.cgroup_uid, container.name))
 
     def recovery(self) -> Recovery:
-        """Return what is found."""
+        """Return what containers keep, before any choice of an earlier agent is in force."""
         self._by_annotation()
         noted = dict(self._own)
         for pod, ref in self._containers(self._recorded):
@@ -165,7 +141,11 @@ class _Search:
         return Recovery(self._kept, self._lost, refused)
 
     def late(self) -> Recovery:
-        """Return what annotations alone name, where there is no answer."""
+        """Return what containers without an answer keep by their annotations.
+
+        The runtime may report a container after the agent has taken over. Then the record is the
+        first source: plugins may have answered.
+        """
         self._own = dict(self._recorded)
         self._noted = {ref: cpus for ref, cpus in self._noted.items() if ref not in self._record}
         self._by_annotation()

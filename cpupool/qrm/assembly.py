@@ -5,24 +5,38 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cpupool.host.cgroupfs import CgroupVersion, hierarchy
+from cpupool.host.record_file import RecordFile
 from cpupool.kubelet.podresources import PodResources
 from cpupool.qrm import katalyst_checkpoint, node_resources_writer, podresources_service
 from cpupool.qrm.answer_import import AnswerImport
-from cpupool.qrm.answer_record import AnswerRecord
-from cpupool.qrm.katalyst_checkpoint import KatalystCheckpoints
 from cpupool.qrm.node_resources_writer import NodeResources
 from cpupool.qrm.plugin_inquiry import PluginInquiry
 from cpupool.qrm.resource_manager import ResourceManager
+from cpupool.wire import answer_record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from pathlib import Path
 
+    from cpupool.core.plugin_facts import Record
     from cpupool.core.workloads import Node
     from cpupool.host.root import HostRoot
     from cpupool.loops.telemetry import Telemetry
     from cpupool.manager.manager import Manager
     from cpupool.qrm.node_resources_writer import NodeResourceSink
     from cpupool.qrm.resource_manager import PluginSettings
+
+
+def answers_file(
+    path: Path, complain: Callable[[str, str], None] = lambda _reason, _what: None
+) -> RecordFile[Record]:
+    """Return the record of the answers of plugins, which outlives the agent.
+
+    Args:
+        path: the file; a node whose plugins have never answered has none.
+        complain: as for `RecordFile`.
+    """
+    return RecordFile(path, {}, answer_record.encode, answer_record.parse, complain=complain)
 
 
 def make_resource_manager(
@@ -33,16 +47,7 @@ def make_resource_manager(
     telemetry: Telemetry,
     changed: Callable[[], None],
 ) -> ResourceManager:
-    """Return the role that asks plugins, with its record, and the answers of Katalyst's manager.
-
-    Args:
-        manager: the node's state.
-        settings: which plugins are asked, and what for.
-        root: where the machine's trees are.
-        telemetry: as for `ResourceManager`.
-        changed: as for `ResourceManager`.
-    """
-    checkpoints = KatalystCheckpoints(katalyst_checkpoint.usual_paths(root))
+    """Return the role that asks plugins, with its record, and the answers of Katalyst's manager."""
     podresources = podresources_service.served(
         podresources_service.usual_path(root),
         PodResources(root.podresources_socket),
@@ -52,8 +57,8 @@ def make_resource_manager(
     role = ResourceManager(
         manager,
         settings,
-        AnswerRecord(root.answers, telemetry.events.node),
-        AnswerImport(checkpoints, telemetry.events),
+        answers_file(root.answers, telemetry.events.node),
+        AnswerImport(katalyst_checkpoint.usual_paths(root), telemetry.events),
         telemetry=telemetry,
         changed=changed,
         v2=hierarchy(root.cgroup)[1] is CgroupVersion.V2,

@@ -1,4 +1,4 @@
-"""What an answer of a plugin must keep before it counts.
+"""The rules that an answer of a plugin keeps before a container gets it.
 
 A plugin is trusted with its own resource, not with the node: an answer never gives a container an
 empty set, CPUs of another owner or none to share. Each rule has a name, by which refused answers
@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cpupool.core import withheld
 from cpupool.core.cpuset import CPUSet
@@ -21,6 +21,7 @@ from cpupool.core.names import is_reserved_variable
 from cpupool.core.pools import MILLI_PER_CPU
 from cpupool.core.properties import BadProperty, OCIProperty, Properties, property_named
 from cpupool.core.quantity import is_amount
+from cpupool.core.topology import MOST_NODES
 from cpupool.wire.json_text import is_text
 
 if TYPE_CHECKING:
@@ -38,83 +39,45 @@ _ANNOTATION: Final = re.compile(
 )
 _MOST_TEXT: Final = 32 * 1024
 """The most characters in the variables, and in the annotations, of an answer."""
-_MOST_NODES: Final = 1024
-"""Linux numbers NUMA nodes from 0 to 1023 at most (CONFIG_NODES_SHIFT)."""
 _SHOWN: Final = 60
 """The most characters of a plugin's text that a message shows."""
 
 
 class Rule(Enum):
-    """What an answer breaks."""
+    """A rule for answers, by the name under which metrics count those that break it."""
 
-    PROPERTY = "property"
-    """It sets what no container has."""
-    VALUE = "value"
-    """It sets a property to what it cannot be."""
-    VERSION = "version"
-    """It sets what the node's version of cgroups lacks."""
-    TOGETHER = "together"
-    """Its properties do not fit together, or to those of another answer for the container."""
-    CPU_TIME = "cpu time"
-    """It limits the CPU time that cpupool decides, or gives more than the pod has."""
-    POLICY = "policy"
-    """It names CPUs where the policy is not `qrm`."""
-    LIST = "list"
-    """Its value is no list."""
-    EMPTY = "empty"
-    """It names no CPU, or no NUMA node."""
-    OUTSIDE = "outside"
-    """It names CPUs that are not the policy's, or NUMA nodes that the machine lacks."""
-    OFFLINE = "offline"
-    """It names CPUs that are offline."""
-    OWNED = "owned"
-    """It names CPUs of another owner."""
-    RESERVED = "reserved"
-    """It takes CPUs that are always shared."""
-    TWICE = "twice"
-    """Another answer for the container sets the same."""
-    QUANTITY = "quantity"
-    """A quantity is no amount."""
-    HINT = "hint"
-    """It names a NUMA node that no machine has."""
-    TEXT = "text"
-    """It has a text that no file can hold."""
-    ENVIRONMENT = "environment"
-    """It has a variable that it may not set."""
-    ANNOTATIONS = "annotations"
-    """It has an annotation that it may not set."""
-
-    @property
-    def may_pass(self) -> bool:
-        """Whether the same answer may keep the rule later, on another state of the node."""
-        return self in _OF_NODE
+    PROPERTY = "property"  # it sets only what a container has
+    VALUE = "value"  # it sets a property to a possible value
+    VERSION = "version"  # it sets only what the node's version of cgroups has
+    TOGETHER = "together"  # its properties fit together, also with the container's other answers
+    CPU_TIME = "cpu time"  # it leaves the CPU time to cpupool, and gives no more than the pod has
+    POLICY = "policy"  # it names CPUs only where the policy is `qrm`
+    LIST = "list"  # its value is a list
+    EMPTY = "empty"  # it names a CPU, or a NUMA node
+    OUTSIDE = "outside"  # it names CPUs of the policy, and NUMA nodes of the machine
+    OFFLINE = "offline"  # it names no CPU that is offline
+    OWNED = "owned"  # it names no CPU of another owner
+    RESERVED = "reserved"  # it takes no CPU that is always shared
+    TWICE = "twice"  # no other answer for the container sets the same
+    QUANTITY = "quantity"  # a quantity is an amount
+    HINT = "hint"  # it names only NUMA nodes that a machine can have
+    TEXT = "text"  # a file can hold each text
+    ENVIRONMENT = "environment"  # it sets only variables that it may set
+    ANNOTATIONS = "annotations"  # it has only annotations that it may set
 
 
-_OF_NODE: Final = frozenset(
-    {
-        Rule.TOGETHER,
-        Rule.CPU_TIME,
-        Rule.POLICY,
-        Rule.OUTSIDE,
-        Rule.OFFLINE,
-        Rule.OWNED,
-        Rule.RESERVED,
-        Rule.TWICE,
-    }
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Broken:
+class Broken(NamedTuple):
     """A rule that an answer breaks.
 
     Attributes:
         rule: the rule.
         why: the fact, in a sentence.
+        for_good: whether the same answer breaks it on every state of the node.
     """
 
     rule: Rule
     why: str
+    for_good: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,20 +105,21 @@ class Judge:
         elsewhere: CPUSet,
         in_pod: CPUSet,
     ) -> Broken | None:
-        """Return the first rule that an answer breaks; None if it counts.
+        """Return the first rule that an answer breaks; None if it is valid.
 
         Args:
-            container: the container.
-            given: the answer.
+            container: for which it is.
+            given: as the plugin has given it.
             others: the answers to the container's other requests: resource → answer.
             elsewhere: the CPUs of exclusive answers for other pods.
             in_pod: those of other exclusive answers for the pod.
         """
-        # First what no node mends: a caller keeps no answer that breaks such a rule.
+        # A caller keeps no answer that breaks a rule for good.
         for resource, answer in sorted(given.answers.items()):
             for found in self._malformed(resource, answer):
                 shown = resource[:_SHOWN].encode(errors="backslashreplace").decode()
-                return Broken(found.rule, f"the answer for {shown} {found.why}")
+                why = f"the answer for {shown} {found.why}"
+                return Broken(found.rule, why, for_good=True)
         for resource, answer in sorted(given.answers.items()):
             left = self._left(elsewhere | in_pod) if given.exclusive else None
             owned = self._owned(container.pod) | elsewhere
@@ -182,13 +146,7 @@ class Judge:
         return (self.view.free | plugged & self.view.cpus & self.view.topology.online) - own
 
     def _broken(self, answer: Answer, owned: CPUSet, left: CPUSet | None) -> Iterator[Broken]:
-        """Find what an answer breaks.
-
-        Args:
-            answer: the answer.
-            owned: the CPUs of other pods.
-            left: what an exclusive answer takes CPUs from; None for another answer.
-        """
+        """Find what an answer breaks; an exclusive one takes CPUs from those that are `left`."""
         known = property_named(answer.oci_property)
         if known is OCIProperty.CPUSET_MEMS:
             if strange := CPUSet.parse(answer.value) - CPUSet(self.view.topology.nodes):
@@ -213,7 +171,7 @@ class Judge:
             yield Broken(Rule.QUANTITY, f"has the quantity {shown[:_SHOWN]}, which is no amount")
         hinted = (node for hint in answer.hints or () for node in hint.nodes or ())
         nodes = {*answer.by_node, *hinted}
-        if strange := [node for node in sorted(nodes) if not 0 <= node < _MOST_NODES]:
+        if strange := [node for node in sorted(nodes) if not 0 <= node < MOST_NODES]:
             yield Broken(Rule.HINT, f"names the NUMA node {strange[0]}, which no machine has")
         if answer.oci_property:
             yield from self._property(answer)

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Final
 
 from cpupool.core.errors import HostFileError, RemoteProtocolError
 from cpupool.core.workloads import ContainerRef
-from cpupool.qrm import katalyst_checkpoint_codec, plugin_client
 from cpupool.qrm.plugin_client import ROOT
+from cpupool.qrm.plugin_messages import recorded_answer
 from cpupool.telemetry import log as logs
+from cpupool.wire.katalyst_checkpoint import parse
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -20,55 +21,44 @@ if TYPE_CHECKING:
 
     from cpupool.core.plugin_facts import Answer, Answers
     from cpupool.host.root import HostRoot
-    from cpupool.qrm.katalyst_checkpoint_codec import Entry
+    from cpupool.wire.katalyst_checkpoint import Entry
 
 log = logs.get(__name__)
 
 MAX_BYTES: Final = 16 * 1024 * 1024
-"""Of a file: a node with 250 pods has about 1 MiB."""
+"""The largest file: a node with 250 pods has about 1 MiB."""
 _LOST: Final = (0x80, 0xFF)
 """Two bytes that JSON replaces; in a varint each means that another byte follows."""
 
 
-class KatalystCheckpoints:
-    """The answers in the youngest of some files; cpupool never writes one.
+def answers(paths: Iterable[Path]) -> Mapping[ContainerRef, Answers]:
+    """Return what each container has by the youngest of some files; nothing without a file.
 
-    Args:
-        paths: where managers have their files.
+    An answer that the file's JSON has destroyed is left out. An amount that is lost is 0.
+
+    Raises:
+        HostFileError: the file cannot be read, or is no file of root's.
+        RemoteProtocolError: the file is damaged.
     """
-
-    def __init__(self, paths: Iterable[Path]) -> None:
-        self._paths = tuple(paths)
-
-    def answers(self) -> Mapping[ContainerRef, Answers]:
-        """Return container → what it has; nothing without a file.
-
-        An answer that the file's JSON has destroyed is left out. An amount that is lost is 0.
-
-        Raises:
-            HostFileError: the file cannot be read, or is no file of root's.
-            RemoteProtocolError: the file is damaged.
-        """
-        # The manager that ran last has written last.
-        present = [(_written_ns(path), path) for path in self._paths]
-        written_ns, path = max(present)
-        if written_ns < 0:
-            return {}
-        found: defaultdict[ContainerRef, dict[str, Answer]] = defaultdict(dict)
-        destroyed: list[str] = []
-        for entry in katalyst_checkpoint_codec.parse(_read(path)):
-            if (answer := _answer(entry)) is None:
-                destroyed.append(f"{entry.pod_uid}/{entry.container}/{entry.resource}")
-            else:
-                found[ContainerRef(entry.pod_uid, entry.container)][entry.resource] = answer
-        if destroyed:
-            log.warning(
-                "answers cannot be read, and are asked for again",
-                file=path,
-                count=len(destroyed),
-                first=destroyed[0],
-            )
-        return found
+    # The manager that ran last has written last.
+    written_ns, path = max((_written_ns(path), path) for path in paths)
+    if written_ns < 0:
+        return {}
+    found: defaultdict[ContainerRef, dict[str, Answer]] = defaultdict(dict)
+    destroyed: list[str] = []
+    for entry in parse(_read(path)):
+        if (answer := _answer(entry)) is None:
+            destroyed.append(f"{entry.pod_uid}/{entry.container}/{entry.resource}")
+        else:
+            found[ContainerRef(entry.pod_uid, entry.container)][entry.resource] = answer
+    if destroyed:
+        log.warning(
+            "answers cannot be read, and are asked for again",
+            file=path,
+            count=len(destroyed),
+            first=destroyed[0],
+        )
+    return found
 
 
 def usual_paths(root: HostRoot) -> tuple[Path, ...]:
@@ -118,7 +108,7 @@ def _answer(entry: Entry) -> Answer | None:
     What differs between two readings with other bytes in the place of the lost ones is lost.
     """
     try:
-        first, second = (plugin_client.answer_of(entry.message(lost)) for lost in _LOST)
+        first, second = (recorded_answer(entry.message(lost)) for lost in _LOST)
     except RemoteProtocolError:
         return None
     if entry.whole:

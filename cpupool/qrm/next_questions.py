@@ -1,4 +1,4 @@
-"""What plugins are asked next for a container: hints first, then what it gets.
+"""The next questions about a container: hints first, then the parts that it gets.
 
 As in the Topology Manager, all plugins of a container are asked for hints, these are merged with
 the NUMA nodes of its devices and with those of the CPU manager policy, and each plugin gets the
@@ -17,8 +17,8 @@ from cpupool.core.resources import NATIVE
 from cpupool.core.workloads import ContainerKind, ContainerRef
 from cpupool.manager import aligning, by_plugins, choosing
 from cpupool.policies import hints
+from cpupool.policies.numeric_hints import merge_each
 from cpupool.policies.qrm.questions import Question
-from cpupool.qrm.numeric_topology import merge_each
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from cpupool.manager.facts import NodeFacts
     from cpupool.manager.resolve import Snapshot
     from cpupool.policies.qrm.questions import PluginOptions
-    from cpupool.qrm.question_table import Heard, Hints
+    from cpupool.qrm.plugin_messages import Hints
+    from cpupool.qrm.question_table import Heard
 
 _ALIGNED: Final = NATIVE
 """The resources that the policy `numeric` aligns."""
@@ -36,7 +37,7 @@ _ALIGNED: Final = NATIVE
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to ask now; nothing if the container has all, or must wait.
+    """The questions to ask now; none if the container has all, or must wait.
 
     Attributes:
         hints: requests to ask for hints.
@@ -58,15 +59,7 @@ def plan(
     *,
     heard: Mapping[ContainerRef, Mapping[str, Heard]],
 ) -> Plan:
-    """Return what to ask for a container.
-
-    Args:
-        now: the node.
-        pod: the container's pod.
-        container: the container.
-        plugins: resource → the options of its plugin, for the plugins that are there.
-        heard: container → resource → the hints for it.
-    """
+    """Return what to ask for a container: by the plugins that are there, and the hints so far."""
     facts, open_ = now.facts, _open(now, pod, container)
     contradiction = _contradiction(facts, container)
     group = _aligned_with(facts, pod, container)
@@ -141,7 +134,7 @@ def _open(now: Snapshot, pod: Pod, container: Container) -> dict[str, Question]:
     return {
         resource: question
         for resource, question in _questions(now, pod, container).items()
-        # An answer that breaks a rule may count later; the plugin has it as given.
+        # An answer that breaks a rule may be valid later; its plugin believes that it has given it.
         if resource in lacking
         and (resource not in given or not given[resource].serves(question.quantity))
     }
@@ -168,13 +161,8 @@ def _merged(
 ) -> Mapping[str, TopologyHint] | None:
     """Return resource → its NUMA nodes; None if the topology policy refuses the container.
 
-    The CPU manager policy has a say, too: it chooses CPUs near what the plugins give.
-
-    Args:
-        now: the node.
-        pod: the container's pod.
-        container: the container.
-        offers: container → resource → its NUMA nodes, for all that lie on the same nodes.
+    All containers with offers lie on the same nodes. The CPU manager policy has a say, too: it
+    chooses CPUs near what the plugins give.
 
     Raises:
         PlacementError: the CPU manager policy has no CPUs for the pod.

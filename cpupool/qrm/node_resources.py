@@ -24,11 +24,11 @@ _T = TypeVar("_T")
 _END: Final = 2**63
 """An amount is smaller (k8s.io/apimachinery: pkg/api/resource/quantity.go)."""
 _DIGITS: Final = 3
-"""What is beyond these digits of a plugin's amount is an error of its sum."""
+"""All that is beyond these digits of a plugin's amount is an error of its sum."""
 
 
 class Offers(NamedTuple):
-    """What plugins say that the node has.
+    """The resources that plugins offer for the node.
 
     Attributes:
         by_plugin: the resource of each plugin → resource → how much pods can have.
@@ -40,7 +40,7 @@ class Offers(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """What the node's status is to have from cpupool.
+    """The resources that the node's status is to have from cpupool.
 
     Attributes:
         amounts: resource → how much pods can have.
@@ -88,11 +88,11 @@ def shown(present: Mapping[str, NodeAmount], amounts: Mapping[str, int]) -> bool
 
 
 def merged(said: Mapping[str, Mapping[str, _T]]) -> dict[str, _T]:
-    """Return resource → what counts of what plugins say.
+    """Return resource → the entry that prevails among those of plugins.
 
     Args:
-        said: the resource of each plugin → resource → what it says. Of two plugins that name a
-            resource the one that is registered for it counts, else the first by name.
+        said: the resource of each plugin → resource → its entry. Of two plugins that name a
+            resource the one that is registered for it prevails, else the first by name.
     """
     found: dict[str, _T] = {}
     for plugin in sorted(said, reverse=True):

@@ -1,9 +1,9 @@
 """Asks plugins of the QoS Resource Manager for what the containers of this node lack.
 
-A plugin that prepares starts is asked for that ahead, before its answer counts, so that the first
-start needs no call. The next start is prepared once the instance before has gone, or when the
-runtime is about to create the container again. A preparation serves one instance: a try to create
-the container that fails before its preparation is done leaves it to the next try.
+A plugin that prepares starts is asked for that before its answer is a fact, so that the first start
+needs no call. The next start is prepared once the instance before has gone, or when the runtime is
+about to create the container again. A preparation serves one instance: a try to create the
+container that fails before its preparation is done leaves it to the next try.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ log = logs.get(__name__)
 
 _T = TypeVar("_T")
 _FREE: Final = (Call.QUIET, Call.HINTED)
-"""In other states another call is about the question."""
+"""In other states another call is about the question, and a new one must wait."""
 
 
 class PluginAdmitter:
@@ -47,31 +47,17 @@ class PluginAdmitter:
         table: the questions.
         book: judges the answers.
         snapshot: returns the node's facts and decisions.
-        now_s: a monotonic clock.
-        clock_s: the time in seconds since 1970.
     """
 
     def __init__(
-        self,
-        table: QuestionTable,
-        book: AnswerBook,
-        snapshot: Callable[[], Snapshot],
-        now_s: Callable[[], float],
-        clock_s: Callable[[], float],
+        self, table: QuestionTable, book: AnswerBook, snapshot: Callable[[], Snapshot]
     ) -> None:
         self._table = table
         self._book = book
         self._snapshot = snapshot
-        self._now_s = now_s
-        self._clock_s = clock_s
 
     def admit(self, now: Snapshot, plugins: Mapping[str, PluginWorker]) -> float:
-        """Ask for what containers lack; return when the next attempt is due.
-
-        Args:
-            now: the node.
-            plugins: resource → the plugin that serves it now.
-        """
+        """Ask for what containers lack; return when the next attempt is due."""
         if not by_plugins.awaited(now.facts):
             return math.inf
         # A plugin that lists does so before it allocates.
@@ -85,15 +71,10 @@ class PluginAdmitter:
                 ended = pod.running and container.kind is ContainerKind.INIT
                 if not (ended or self._has_all(now, pod, container, listed)):
                     break
-        return self._table.next_s(self._now_s())
+        return self._table.next_s()
 
     def prepare(self, now: Snapshot, plugins: Mapping[str, PluginWorker]) -> float:
-        """Ask for the starts that are not prepared; return when the next attempt is due.
-
-        Args:
-            now: the node.
-            plugins: resource → the plugin that serves it now.
-        """
+        """Ask for the starts that are not prepared; return when the next attempt is due."""
         prepares = {name: each for name, each in plugins.items() if each.options.pre_start}
         if prepares:
             self._adopt(now, prepares)
@@ -114,7 +95,7 @@ class PluginAdmitter:
                 continue
             if row.container not in starts:
                 continue
-            if question and row.attempt.due_s <= self._now_s():
+            if question and row.attempt.due_s <= self._table.now_s():
                 self._prepare(prepares[row.resource], row, question)
             else:
                 due_s = min(due_s, row.attempt.due_s)
@@ -134,7 +115,7 @@ class PluginAdmitter:
             if worker.options.pre_start:
                 self._table.prepare(row, question)
             given = self._book.asked_for(pod, question.quantity, answers, hint, has=row.given)
-            row.confirmed_s = self._clock_s()
+            row.confirmed_s = self._table.now_s()
             self._book.take(self._snapshot(), {(row.container, row.resource): given})
             self._table.answered(row.container)
 
@@ -149,9 +130,7 @@ class PluginAdmitter:
             self._table.has_all(ref)
             return True
         refs = [ContainerRef(pod.cgroup_uid, each.name) for each in pod.containers]
-        if self._table.waits(refs, self._now_s()) or any(
-            row.start is Start.DUE for row in self._table.of(ref)
-        ):
+        if self._table.waits(refs) or any(row.start is Start.DUE for row in self._table.of(ref)):
             return False
         options = {resource: worker.options for resource, worker in plugins.items()}
         heard = {
@@ -196,7 +175,7 @@ class PluginAdmitter:
 
     def _refuse(self, ref: ContainerRef, why: str) -> None:
         """Note a refusal; the container is tried again after a pause, with new hints."""
-        if self._table.refuse(ref, why, self._now_s()):
+        if self._table.refuse(ref, why):
             log.warning("request refused", pod=ref.pod, container=ref.name, reason=why)
 
     def _prepare(self, worker: PluginWorker, row: Row, question: Question) -> None:
@@ -206,7 +185,7 @@ class PluginAdmitter:
             if not self._table.hear(row, Event.REFUSED if found else Event.PREPARED):
                 return
             why = f"the plugin for {row.resource} {found.why}" if found else ""
-            if self._table.unprepared(row, why, self._now_s()) and why:
+            if self._table.unprepared(row, why) and why:
                 ref = row.container
                 log.warning("start not prepared", pod=ref.pod, container=ref.name, reason=why)
 

@@ -10,32 +10,31 @@ import stat
 import threading
 import time
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 from grpclib.const import Status
 
-from cpupool.api import pluginregistration_pb2, resourceplugin_pb2
-from cpupool.core.cpu_manager import TopologyHint
+from cpupool.api import pluginregistration_pb2
+from cpupool.api import resourceplugin_pb2 as api
 from cpupool.core.errors import CPUPoolError, RemoteProtocolError
-from cpupool.core.plugin_facts import Answer
-from cpupool.core.resources import LONGEST_NAME, is_name
-from cpupool.core.workloads import ContainerRef
-from cpupool.policies.qrm.questions import PluginOptions
-from cpupool.qrm import aware_answers
-from cpupool.qrm.aware_answers import BadPlace
+from cpupool.core.resources import is_name
+from cpupool.qrm import plugin_messages as messages
+from cpupool.qrm.plugin_messages import MOST_CONTAINER_BYTES, Unusable
 from cpupool.rpc.channel import CallFailed, dialled, opened, parsed
 from cpupool.rpc.parts import TooManyParts, check_parts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from contextlib import AbstractContextManager
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
+    from cpupool.core.cpu_manager import TopologyHint
     from cpupool.core.plugin_facts import Answers
     from cpupool.core.topology import CPUTopology
-    from cpupool.policies.qrm.questions import Question
-    from cpupool.qrm.aware_answers import Placed, Stock
+    from cpupool.core.workloads import ContainerRef
+    from cpupool.policies.qrm.questions import PluginOptions, Question
+    from cpupool.qrm.plugin_messages import Hints, Placed, Stock
     from cpupool.rpc.channel import Channel
 
 _SERVICE: Final = "/resourceplugin.v1alpha1.ResourcePlugin"
@@ -45,22 +44,11 @@ OF_NODE: Final = "GetTopologyAwareAllocatableResources"
 TYPE: Final = "ResourcePlugin"
 VERSION: Final = "v1alpha1"
 MAX_ANSWER_BYTES: Final = 4 * 1024 * 1024
-_MAX_CONTAINER_BYTES: Final = 128 * 1024
-"""Of an answer about one container: the agent keeps it, and records it."""
-_MOST_ENTRIES: Final = 4096
-"""Of an answer about one container: variables, annotations, and NUMA nodes of hints. A machine of
-eight nodes has 1,024 such nodes. Each entry takes up to 200 bytes as an object."""
 _MOST_PARTS: Final = 150_000
-"""Messages within an answer: a container has six, and one for each variable, annotation and hint.
-Parsed, these take 20 MB."""
+"""The most messages within an answer: a container has six, and one for each variable, annotation
+and hint. Parsed, these take 20 MB."""
 _MAX_WORDS: Final = 1000
-"""Characters of a plugin's reason: the agent keeps and shows it."""
-_MOST_CONTAINERS: Final = 10_000
-"""In a list: 4 MiB have room for 300,000, which the agent would read for seconds."""
-_MOST_RESOURCES: Final = 64
-"""Of the node, that one plugin may have."""
-_MOST_NODES: Final = 1024
-"""The most NUMA nodes of a Linux kernel."""
+"""The most characters of a plugin's reason: the agent keeps and shows it."""
 _CALL_S: Final = 10.0
 _PRE_START_S: Final = 30.0
 """The deadlines of Katalyst's manager."""
@@ -68,16 +56,52 @@ _INTRODUCTION_S: Final = 1.0
 ROOT: Final = 0
 _MAX_INTRODUCTION_BYTES: Final = 64 * 1024
 
-Hints = tuple[TopologyHint, ...] | None
-"""What a plugin can serve: None for no preference, empty for nothing."""
-
-
 _Reply = TypeVar("_Reply", bound=Message)
 _Read = TypeVar("_Read")
 
 
+class _Method(NamedTuple, Generic[_Reply]):
+    """A method of the API.
+
+    Attributes:
+        name: its name.
+        purpose: what it asks of a plugin, for messages.
+        reply: the type of its answer.
+        optional: whether a plugin without the method gives an empty answer.
+    """
+
+    name: str
+    purpose: str
+    reply: type[_Reply]
+    optional: bool = False
+
+
+_HINTS: Final = _Method("GetTopologyHints", "asked for hints", api.ResourceHintsResponse)
+_ALLOCATE: Final = _Method("Allocate", "asked to allocate", api.ResourceAllocationResponse)
+_LIST: Final = _Method(
+    "GetResourcesAllocation", "asked for its allocations", api.GetResourcesAllocationResponse
+)
+_REMOVE: Final = _Method("RemovePod", "asked to forget a pod", api.RemovePodResponse)
+_PRE_START: Final = _Method(
+    "PreStartContainer", "asked to prepare a container", api.PreStartContainerResponse
+)
+_PLACES: Final = _Method(
+    OF_CONTAINER,
+    "asked what a container has",
+    api.GetTopologyAwareResourcesResponse,
+    optional=True,
+)
+_STOCK: Final = _Method(
+    OF_NODE,
+    "asked what the node has",
+    api.GetTopologyAwareAllocatableResourcesResponse,
+    optional=True,
+)
+_OFFER: Final = _STOCK._replace(purpose="asked for the node's resources")
+
+
 class Introduction(NamedTuple):
-    """What a plugin says of itself.
+    """The introduction of a plugin.
 
     Attributes:
         resource: the resource that it is for.
@@ -104,10 +128,6 @@ class PluginError(CPUPoolError):
         self.refused = refused
         self.why = why
         super().__init__(f"the plugin for {resource} {why}; {remedy}")
-
-
-class _OutOfBounds(Exception):
-    """An answer that no plugin needs; its text says what is in it."""
 
 
 class PluginCall(NamedTuple):
@@ -167,59 +187,28 @@ class ResourcePlugin:
 
     def hints(self, question: Question) -> Hints:
         """Return the NUMA nodes on which it can serve a container."""
-        return self._ask(
-            "asked for hints",
-            "GetTopologyHints",
-            _request(question),
-            resourceplugin_pb2.ResourceHintsResponse,
-            lambda found: next(
-                (_hints(entry) for entry in found.resource_hints if entry.key == self.resource),
-                None,
-            ),
-        )
+        read = partial(messages.hints, resource=self.resource)
+        return self._ask(_HINTS, messages.request(question), read)
 
     def allocate(self, question: Question, hint: TopologyHint | None = None) -> Answers:
         """Return what a container gets; nothing if the plugin has nothing to do for it.
 
-        Args:
-            question: the request.
-            hint: the merged hint, for a plugin that is aligned.
+        A plugin with alignment gets the merged hint with the request.
         """
-        asked = _request(question)
+        asked = messages.request(question)
         if hint is not None and self.options.aligned:
             asked.hint.nodes.extend(sorted(hint.nodes or ()))
             asked.hint.preferred = hint.preferred
-        return self._ask(
-            "asked to allocate",
-            "Allocate",
-            asked,
-            resourceplugin_pb2.ResourceAllocationResponse,
-            lambda given: _answers(given.allocation_result),
-        )
+        return self._ask(_ALLOCATE, asked, lambda found: messages.answers(found.allocation_result))
 
     def allocations(self) -> Mapping[ContainerRef, Answers]:
         """Return what every container that it knows has now."""
-        return self._ask(
-            "asked for its allocations",
-            "GetResourcesAllocation",
-            resourceplugin_pb2.GetResourcesAllocationRequest(),
-            resourceplugin_pb2.GetResourcesAllocationResponse,
-            _allocations,
-        )
+        return self._ask(_LIST, api.GetResourcesAllocationRequest(), messages.allocations)
 
     def node_resources(self) -> Mapping[str, float]:
-        """Return how much pods can have of each resource that the node's status is to name.
-
-        A plugin without the method has none.
-        """
-        return self._ask(
-            "asked for the node's resources",
-            OF_NODE,
-            resourceplugin_pb2.GetTopologyAwareAllocatableResourcesRequest(),
-            resourceplugin_pb2.GetTopologyAwareAllocatableResourcesResponse,
-            _node_resources,
-            optional=True,
-        )
+        """Return how much pods can have of each resource that the node's status is to name."""
+        asked = api.GetTopologyAwareAllocatableResourcesRequest()
+        return self._ask(_OFFER, asked, messages.node_resources)
 
     def given(
         self,
@@ -229,133 +218,88 @@ class ResourcePlugin:
         channel: Channel,
         timeout_s: float,
     ) -> Placed:
-        """Return what a container has of each resource, and where; nothing if it does not say.
-
-        Args:
-            container: the container.
-            topology: the machine.
-            channel: a connection of `connected`.
-            timeout_s: how long to wait.
-        """
-        request = resourceplugin_pb2.GetTopologyAwareResourcesRequest(
+        """Return what a container has of each resource, and where, over a connection."""
+        asked = api.GetTopologyAwareResourcesRequest(
             pod_uid=container.pod, container_name=container.name
         )
-        return self._ask(
-            "asked what a container has",
-            OF_CONTAINER,
-            request,
-            resourceplugin_pb2.GetTopologyAwareResourcesResponse,
-            lambda found: aware_answers.of_container(found, container, topology),
-            channel=channel,
-            timeout_s=timeout_s,
-            optional=True,
-        )
+        read = partial(messages.placed, container=container, topology=topology)
+        return self._ask(_PLACES, asked, read, timeout_s, channel)
 
     def stock(self, topology: CPUTopology, timeout_s: float) -> Stock:
-        """Return how much the node has of each resource, and where; nothing if it does not say.
-
-        Args:
-            topology: the machine.
-            timeout_s: how long to wait.
-        """
+        """Return how much the node has of each resource, and where."""
+        asked = api.GetTopologyAwareAllocatableResourcesRequest()
+        read = partial(messages.stock, topology=topology)
         with self.connected() as channel:
-            return self._ask(
-                "asked what the node has",
-                OF_NODE,
-                resourceplugin_pb2.GetTopologyAwareAllocatableResourcesRequest(),
-                resourceplugin_pb2.GetTopologyAwareAllocatableResourcesResponse,
-                lambda found: aware_answers.of_node(found, topology),
-                channel=channel,
-                timeout_s=timeout_s,
-                optional=True,
-            )
-
-    @contextmanager
-    def connected(self, most_bytes: int = _MAX_CONTAINER_BYTES) -> Iterator[Channel]:
-        """Open a connection for several calls of this thread; `close` ends them.
-
-        Args:
-            most_bytes: the largest answer that is read.
-        """
-        with opened(self.endpoint, most_bytes) as channel, self._listed(channel):
-            yield channel
+            return self._ask(_STOCK, asked, read, timeout_s, channel)
 
     def remove(self, pod_uid: str) -> None:
         """Let it forget a pod that has ended; it may not know the pod."""
-        request = resourceplugin_pb2.RemovePodRequest(pod_uid=pod_uid)
-        reply = resourceplugin_pb2.RemovePodResponse
-        self._ask("asked to forget a pod", "RemovePod", request, reply, lambda _nothing: None)
+        self._ask(_REMOVE, api.RemovePodRequest(pod_uid=pod_uid), lambda _nothing: None)
 
     def before_start(self, question: Question) -> None:
         """Let it prepare a container's resource."""
-        request = resourceplugin_pb2.PreStartContainerRequest(
+        asked = api.PreStartContainerRequest(
             pod_uid=question.container.pod,
             pod_namespace=question.namespace,
             pod_name=question.pod_name,
             container_name=question.container.name,
         )
-        reply = resourceplugin_pb2.PreStartContainerResponse
-        purpose = "asked to prepare a container"
-        self._ask(
-            purpose,
-            "PreStartContainer",
-            request,
-            reply,
-            lambda _nothing: None,
-            timeout_s=_PRE_START_S,
-        )
+        self._ask(_PRE_START, asked, lambda _nothing: None, _PRE_START_S)
+
+    @contextmanager
+    def connected(self, most_bytes: int = MOST_CONTAINER_BYTES) -> Iterator[Channel]:
+        """Open a connection for several calls of this thread; `close` ends them."""
+        with opened(self.endpoint, most_bytes) as channel:
+            with self._lock:
+                self._calling.add(channel)
+                if self._closed:
+                    channel.give_up()
+            try:
+                yield channel
+            finally:
+                with self._lock:
+                    self._calling.remove(channel)
 
     def _ask(
         self,
-        purpose: str,
-        method: str,
+        method: _Method[_Reply],
         request: Message,
-        reply: type[_Reply],
         read: Callable[[_Reply], _Read],
-        *,
         timeout_s: float | None = None,
-        optional: bool = False,
         channel: Channel | None = None,
     ) -> _Read:
-        def answer() -> _Read | PluginError:
-            """Return what it answers; an error has no frame with the bytes of the answer."""
-            try:
-                own = nullcontext(channel) if channel else self.connected(MAX_ANSWER_BYTES)
-                with own as connection:
-                    path = f"{_SERVICE}/{method}"
-                    data = connection.ask(path, request, timeout_s or self._call_s)
-                check_parts(reply, data, _MOST_PARTS)
-                return read(parsed(reply, data))
-            except CallFailed as error:
-                if optional and error.status is Status.UNIMPLEMENTED:
-                    self.lacks.add(method)
-                    return read(reply())
-                return _failure(self.resource, purpose, error)
-            except (_OutOfBounds, BadPlace, TooManyParts) as excess:
-                why = f"has answered with {excess}"
-                return PluginError(self.resource, why, "its log has more", refused=True)
-
         began_s = time.monotonic()
-        found = answer()
+        found = self._answer(method, request, read, timeout_s or self._call_s, channel)
         failure = found if isinstance(found, PluginError) else None
         seconds = time.monotonic() - began_s
-        self._observe(PluginCall(self.resource, method, seconds, failure))
+        self._observe(PluginCall(self.resource, method.name, seconds, failure))
         if isinstance(found, PluginError):
             raise found
         return found
 
-    @contextmanager
-    def _listed(self, channel: Channel) -> Iterator[None]:
-        """Let `close` end what a channel does."""
-        with self._lock:
-            self._calling.add(channel)
-            if self._closed:
-                channel.give_up()
+    def _answer(
+        self,
+        method: _Method[_Reply],
+        request: Message,
+        read: Callable[[_Reply], _Read],
+        timeout_s: float,
+        channel: Channel | None,
+    ) -> _Read | PluginError:
+        """Return what it answers; an error has no frame with the bytes of the answer."""
         try:
-            yield
-        finally:
-            with self._lock:
-                self._calling.remove(channel)
+            own = nullcontext(channel) if channel else self.connected(MAX_ANSWER_BYTES)
+            with own as connection:
+                data = connection.ask(f"{_SERVICE}/{method.name}", request, timeout_s)
+            check_parts(method.reply, data, _MOST_PARTS)
+            return read(parsed(method.reply, data))
+        except CallFailed as error:
+            if method.optional and error.status is Status.UNIMPLEMENTED:
+                self.lacks.add(method.name)
+                return read(method.reply())
+            return _failure(self.resource, method.purpose, error)
+        except (Unusable, TooManyParts) as excess:
+            why = f"has answered with {excess}"
+            return PluginError(self.resource, why, "its log has more", refused=True)
 
 
 def introduced(socket: Path) -> Introduction | None:
@@ -365,35 +309,31 @@ def introduced(socket: Path) -> Introduction | None:
         RemoteProtocolError: it does not answer, speaks another version, or names a socket that is
             not root's.
     """
-    with _introducing(socket, "asking a plugin for its name") as channel:
-        info = channel.call(
-            f"{_REGISTRATION}/GetInfo",
-            pluginregistration_pb2.InfoRequest(),
-            pluginregistration_pb2.PluginInfo,
-            _INTRODUCTION_S,
-        )
-        if info.type != TYPE:
-            return None
-        endpoint = socket.parent / info.endpoint if info.endpoint else socket
-        if VERSION not in info.supported_versions or not is_name(info.name):
-            spoken = ", ".join(info.supported_versions)[:60] or "no version"
-            raise RemoteProtocolError(
-                f"{socket} registers {info.name[:60]!r} with {spoken}; it needs a name and"
-                f" {VERSION}"
-            )
-        if endpoint != socket and not _is_trusted_socket(endpoint):
-            raise RemoteProtocolError(
-                f"{socket} names {info.endpoint[:60]!r} as its endpoint, which is no socket of"
-                " root's; serve both on one socket"
-            )
-    with _introducing(endpoint, "asking a plugin for its options") as channel:
-        sent = channel.call(
-            f"{_SERVICE}/GetResourcePluginOptions",
-            resourceplugin_pb2.Empty(),
-            resourceplugin_pb2.ResourcePluginOptions,
-            _INTRODUCTION_S,
-        )
-    return Introduction(info.name, endpoint, options(sent))
+    info = _introducing(
+        socket,
+        "asking a plugin for its name",
+        f"{_REGISTRATION}/GetInfo",
+        pluginregistration_pb2.InfoRequest(),
+        pluginregistration_pb2.PluginInfo,
+    )
+    if info.type != TYPE:
+        return None
+    endpoint = socket.parent / info.endpoint if info.endpoint else socket
+    if VERSION not in info.supported_versions or not is_name(info.name):
+        spoken = ", ".join(info.supported_versions)[:60] or "no version"
+        why = f"registers {info.name[:60]!r} with {spoken}; it needs a name and {VERSION}"
+        raise RemoteProtocolError(f"{socket} {why}")
+    if endpoint != socket and not is_trusted(socket_status(endpoint)):
+        why = f"names {info.endpoint[:60]!r} as its endpoint, which is no socket of root's"
+        raise RemoteProtocolError(f"{socket} {why}; serve both on one socket")
+    sent = _introducing(
+        endpoint,
+        "asking a plugin for its options",
+        f"{_SERVICE}/GetResourcePluginOptions",
+        api.Empty(),
+        api.ResourcePluginOptions,
+    )
+    return Introduction(info.name, endpoint, messages.options(sent))
 
 
 def notify(socket: Path, error: str = "") -> None:
@@ -402,18 +342,20 @@ def notify(socket: Path, error: str = "") -> None:
     Raises:
         RemoteProtocolError: it does not answer.
     """
-    status = pluginregistration_pb2.RegistrationStatus(plugin_registered=not error, error=error)
-    with _introducing(socket, "telling a plugin of its registration") as channel:
-        channel.call(
-            f"{_REGISTRATION}/NotifyRegistrationStatus",
-            status,
-            pluginregistration_pb2.RegistrationStatusResponse,
-            _INTRODUCTION_S,
-        )
+    _introducing(
+        socket,
+        "telling a plugin of its registration",
+        f"{_REGISTRATION}/NotifyRegistrationStatus",
+        pluginregistration_pb2.RegistrationStatus(plugin_registered=not error, error=error),
+        pluginregistration_pb2.RegistrationStatusResponse,
+    )
 
 
-def _introducing(socket: Path, purpose: str) -> AbstractContextManager[Channel]:
-    return dialled(socket, purpose, "the plugin", _MAX_INTRODUCTION_BYTES)
+def _introducing(
+    socket: Path, purpose: str, method: str, request: Message, reply: type[_Reply]
+) -> _Reply:
+    with dialled(socket, purpose, "the plugin", _MAX_INTRODUCTION_BYTES) as channel:
+        return channel.call(method, request, reply, _INTRODUCTION_S)
 
 
 def socket_status(path: Path) -> os.stat_result | None:
@@ -425,141 +367,9 @@ def socket_status(path: Path) -> os.stat_result | None:
     return status if stat.S_ISSOCK(status.st_mode) else None
 
 
-def is_trusted(user_id: int) -> bool:
-    """Return whether the sockets of a user are asked: root's, and those of the agent's own user."""
-    return user_id in (ROOT, os.geteuid())
-
-
-def _is_trusted_socket(path: Path) -> bool:
-    status = socket_status(path)
-    return status is not None and is_trusted(status.st_uid)
-
-
-def options(sent: resourceplugin_pb2.ResourcePluginOptions) -> PluginOptions:
-    """Return the options that a plugin has sent."""
-    return PluginOptions(
-        pre_start=sent.pre_start_required,
-        aligned=sent.with_topology_alignment,
-        reconciled=sent.need_reconcile,
-    )
-
-
-def _request(question: Question) -> resourceplugin_pb2.ResourceRequest:
-    return resourceplugin_pb2.ResourceRequest(
-        pod_uid=question.container.pod,
-        pod_namespace=question.namespace,
-        pod_name=question.pod_name,
-        container_name=question.container.name,
-        container_type=resourceplugin_pb2.ContainerType.Name(question.role.value),
-        container_index=question.index,
-        pod_role=question.pod_role,
-        pod_type=question.pod_type,
-        resource_name=question.resource,
-        resource_requests={question.resource: question.quantity},
-        labels=question.labels,
-        annotations=question.annotations,
-        native_qos_class=question.qos_class,
-    )
-
-
-def _hints(entry: resourceplugin_pb2.HintsEntry) -> Hints:
-    """Return the hints of an entry; without a value it says that there is no preference."""
-    _bound(entry)
-    _bound_entries(sum(1 + len(hint.nodes) for hint in entry.value.hints))
-    return _listed(entry.value) if entry.HasField("value") else None
-
-
-def _listed(hints: resourceplugin_pb2.ListOfTopologyHints) -> tuple[TopologyHint, ...]:
-    for hint in hints.hints:
-        if (last := max(hint.nodes, default=0)) >= _MOST_NODES:
-            raise _OutOfBounds(f"the NUMA node {last}, which no machine has")
-    return tuple(
-        TopologyHint(frozenset(hint.nodes) or None, hint.preferred) for hint in hints.hints
-    )
-
-
-def _bound(of_container: Message) -> None:
-    if (length := of_container.ByteSize()) > _MAX_CONTAINER_BYTES:
-        most = _MAX_CONTAINER_BYTES
-        raise _OutOfBounds(f"{length} bytes for one container, more than {most}")
-
-
-def _bound_entries(entries: int) -> None:
-    if entries > (most := _MOST_ENTRIES):
-        raise _OutOfBounds(f"{entries} entries for one container, more than {most}")
-
-
-def _entries(info: resourceplugin_pb2.ResourceAllocationInfo) -> int:
-    hints = info.resource_hints.hints
-    named = len(info.envs) + len(info.annotations) + len(info.topology_assignments)
-    return named + sum(1 + len(hint.nodes) for hint in hints)
-
-
-def _answers(allocation: resourceplugin_pb2.ResourceAllocation) -> dict[str, Answer]:
-    _bound(allocation)
-    entries: Sequence[resourceplugin_pb2.AllocationEntry] = allocation.resource_allocation
-    _bound_entries(len(entries) + sum(_entries(entry.value) for entry in entries))
-    return {entry.key: _answer(entry.value) for entry in entries if entry.HasField("value")}
-
-
-def _allocations(
-    listed: resourceplugin_pb2.GetResourcesAllocationResponse,
-) -> dict[ContainerRef, Answers]:
-    pods = listed.pod_resources
-    count = len(pods)
-    if count <= _MOST_CONTAINERS:
-        count = sum(len(containers.container_resources) for containers in pods.values())
-    if count > _MOST_CONTAINERS:
-        raise _OutOfBounds(f"{count} pods or containers, more than {_MOST_CONTAINERS}")
-    return {
-        ContainerRef(uid, name): _answers(allocation)
-        for uid, containers in pods.items()
-        for name, allocation in containers.container_resources.items()
-    }
-
-
-def answer_of(data: bytes) -> Answer:
-    """Return the answer in the bytes of a ResourceAllocationInfo.
-
-    Raises:
-        RemoteProtocolError: they are damaged.
-    """
-    try:
-        info = resourceplugin_pb2.ResourceAllocationInfo.FromString(data)
-        _bound(info)
-        _bound_entries(_entries(info))
-        return _answer(info)
-    except (DecodeError, _OutOfBounds) as error:
-        raise RemoteProtocolError(f"a recorded answer is not readable ({error})") from error
-
-
-def _node_resources(
-    answer: resourceplugin_pb2.GetTopologyAwareAllocatableResourcesResponse,
-) -> dict[str, float]:
-    listed = answer.allocatable_resources
-    if (count := len(listed)) > _MOST_RESOURCES:
-        raise _OutOfBounds(f"{count} resources of the node, more than {_MOST_RESOURCES}")
-    if (length := max(map(len, listed), default=0)) > LONGEST_NAME:
-        raise _OutOfBounds(f"a resource whose name has {length} characters")
-    return {
-        name: resource.aggregated_allocatable_quantity
-        for name, resource in listed.items()
-        if resource.is_node_resource and resource.is_scalar_resource
-    }
-
-
-def _answer(info: resourceplugin_pb2.ResourceAllocationInfo) -> Answer:
-    return Answer(
-        info.oci_property_name,
-        info.allocation_result,
-        info.allocated_quantity,
-        scalar=info.is_scalar_resource,
-        of_node=info.is_node_resource,
-        env=dict(info.envs),
-        annotations=dict(info.annotations),
-        hints=_listed(info.resource_hints) if info.HasField("resource_hints") else None,
-        by_node=dict(info.topology_assignments),
-    )
+def is_trusted(socket: os.stat_result | None) -> bool:
+    """Return whether a socket is asked: root's, and one of the agent's own user."""
+    return socket is not None and socket.st_uid in (ROOT, os.geteuid())
 
 
 def _failure(resource: str, purpose: str, failure: CallFailed) -> PluginError:

@@ -12,6 +12,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from weakref import WeakKeyDictionary
 
 from cpupool.core.errors import without_frames
 from cpupool.qrm.plugin_client import OF_CONTAINER, OF_NODE, PluginError
@@ -26,15 +27,15 @@ if TYPE_CHECKING:
     from cpupool.core.plugin_facts import Record
     from cpupool.core.topology import CPUTopology
     from cpupool.core.workloads import ContainerRef
-    from cpupool.qrm.aware_answers import Placed, Stock
     from cpupool.qrm.plugin_client import ResourcePlugin
+    from cpupool.qrm.plugin_messages import Placed, Stock
 
 log = logs.get(__name__)
 
 ANSWER_S: Final = 1.0
 """How long one question waits. A plugin answers from memory, but may hold a lock while it
-allocates. The programs that read podresources wait for ten seconds in all, of which the kubelet,
-too, has its part."""
+allocates. The programs that read podresources wait for ten seconds in all, and the kubelet takes
+a part of them."""
 _ROUND_S: Final = 1.0
 """How long a round begins questions: it ends within this time and that of one question."""
 _PUT_OFF_S: Final = 10.0
@@ -45,7 +46,7 @@ _T = TypeVar("_T")
 
 
 class _Said(NamedTuple):
-    """What a plugin has said of a container.
+    """The last words of a plugin about a container.
 
     Attributes:
         beside: the answer of the manager's record at that time.
@@ -79,7 +80,7 @@ class PluginInquiry:
         # The longest known comes first.
         self._said: dict[tuple[ContainerRef, str], _Said] = {}
         self._stocks: dict[str, tuple[float, Stock]] = {}
-        self._put_off: dict[str, tuple[ResourcePlugin, float]] = {}
+        self._put_off: WeakKeyDictionary[ResourcePlugin, float] = WeakKeyDictionary()
         self._failures = Failures()
 
     def given(
@@ -87,12 +88,8 @@ class PluginInquiry:
     ) -> Mapping[ContainerRef, Mapping[str, Placed]]:
         """Return container → resource of a plugin → what the plugin says that the container has.
 
-        A plugin is asked for the containers for which it has an answer that counts. Its last words
+        A plugin is asked for the containers for which it has given a valid answer. Its last words
         about one stand for as long as that answer.
-
-        Args:
-            record: the answers.
-            topology: the machine.
         """
         known = {
             (ref, resource): each
@@ -112,31 +109,34 @@ class PluginInquiry:
                 wanted.setdefault(resource, []).append(ref)
             until_s = self._now_s() + _ROUND_S
 
-            def ask(plugin: ResourcePlugin) -> Mapping[ContainerRef, Placed]:
-                return self._containers(plugin, wanted[plugin.resource], topology, until_s)
-
-            for resource, found in self._all(OF_CONTAINER, wanted, ask).items():
+            said = self._all(
+                OF_CONTAINER,
+                wanted,
+                lambda plugin: self._containers(plugin, wanted[plugin.resource], topology, until_s),
+            )
+            for resource, found in said.items():
                 for ref, given in found.items():
                     self._said.pop((ref, resource), None)
                     self._said[ref, resource] = _Said(known[ref, resource], given)
             by_container: dict[ContainerRef, dict[str, Placed]] = {}
-            for (ref, resource), said in self._said.items():
-                by_container.setdefault(ref, {})[resource] = said.given
+            for (ref, resource), each in self._said.items():
+                by_container.setdefault(ref, {})[resource] = each.given
             return by_container
 
     def stocks(self, topology: CPUTopology) -> Mapping[str, Stock]:
         """Return resource of a plugin → what the plugin says that the node has.
 
         Its last words stand for some minutes, as for the node's status.
-
-        Args:
-            topology: the machine.
         """
+
+        def ask(plugin: ResourcePlugin) -> tuple[Stock | None, PluginError | None]:
+            try:
+                return plugin.stock(topology, self._answer_s), None
+            except PluginError as error:
+                return None, without_frames(error)
+
         with self._of_node:
-            found = self._all(
-                OF_NODE, self._plugins(), lambda plugin: self._stock(plugin, topology)
-            )
-            now_s = self._now_s()
+            found, now_s = self._all(OF_NODE, self._plugins(), ask), self._now_s()
             self._stocks = {
                 resource: (said_s, stock)
                 for resource, (said_s, stock) in self._stocks.items()
@@ -144,66 +144,53 @@ class PluginInquiry:
             } | {resource: (now_s, stock) for resource, stock in found.items() if stock is not None}
             return {resource: stock for resource, (_, stock) in self._stocks.items()}
 
-    def _all(
-        self, method: str, wanted: Iterable[str], ask: Callable[[ResourcePlugin], _T]
-    ) -> Mapping[str, _T]:
-        """Ask the plugins of resources at one time; those that do not answer are put off."""
-        now_s, there = self._now_s(), self._plugins()
-        self._put_off = {
-            resource: each for resource, each in self._put_off.items() if resource in there
-        }
-        asked = [
-            plugin
-            for resource in wanted
-            if (plugin := there.get(resource))
-            and method not in plugin.lacks
-            and now_s >= self._due_s(plugin)
-        ]
-        if not asked:
-            return {}
-
-        with ThreadPoolExecutor(len(asked), "podresources") as pool:
-            return dict(
-                zip((plugin.resource for plugin in asked), pool.map(ask, asked), strict=True)
-            )
-
     def _containers(
         self,
         plugin: ResourcePlugin,
         containers: Iterable[ContainerRef],
         topology: CPUTopology,
         until_s: float,
-    ) -> Mapping[ContainerRef, Placed]:
+    ) -> tuple[Mapping[ContainerRef, Placed], PluginError | None]:
         """Ask a plugin about containers, one after the other, until it is too late."""
         found: dict[ContainerRef, Placed] = {}
         failure: PluginError | None = None
-        try:
-            with plugin.connected() as channel:
-                for ref in containers:
-                    if OF_CONTAINER in plugin.lacks or self._now_s() >= until_s:
+        with plugin.connected() as channel:
+            for ref in containers:
+                if OF_CONTAINER in plugin.lacks or self._now_s() >= until_s:
+                    break
+                try:
+                    found[ref] = plugin.given(
+                        ref, topology, channel=channel, timeout_s=self._answer_s
+                    )
+                except PluginError as error:
+                    failure = without_frames(error)
+                    # One that refuses may have words about the others.
+                    if not error.refused:
                         break
-                    try:
-                        found[ref] = plugin.given(
-                            ref, topology, channel=channel, timeout_s=self._answer_s
-                        )
-                    except PluginError as error:
-                        if not error.refused:
-                            raise
-                        # It may have words about the others.
-                        failure = without_frames(error)
-        except PluginError as error:
-            failure = without_frames(error)
-        self._note(OF_CONTAINER, plugin, failure)
-        return found
+        return found, failure
 
-    def _stock(self, plugin: ResourcePlugin, topology: CPUTopology) -> Stock | None:
-        """Ask a plugin about the node; None if it does not answer."""
-        try:
-            found = plugin.stock(topology, self._answer_s)
-        except PluginError as error:
-            self._note(OF_NODE, plugin, without_frames(error))
-            return None
-        self._note(OF_NODE, plugin, None)
+    def _all(
+        self,
+        method: str,
+        wanted: Iterable[str],
+        ask: Callable[[ResourcePlugin], tuple[_T, PluginError | None]],
+    ) -> Mapping[str, _T]:
+        """Ask the plugins of resources at one time; those that do not answer are put off."""
+        now_s, there = self._now_s(), self._plugins()
+        asked = [
+            plugin
+            for resource in wanted
+            if (plugin := there.get(resource))
+            and method not in plugin.lacks
+            and now_s >= self._put_off.get(plugin, -math.inf)
+        ]
+        if not asked:
+            return {}
+        found: dict[str, _T] = {}
+        with ThreadPoolExecutor(len(asked), "podresources") as pool:
+            for plugin, (said, failure) in zip(asked, pool.map(ask, asked), strict=True):
+                found[plugin.resource] = said
+                self._note(method, plugin, failure)
         return found
 
     def _note(self, method: str, plugin: ResourcePlugin, failure: PluginError | None) -> None:
@@ -213,14 +200,9 @@ class PluginInquiry:
             self._failures.ends(about)
             return
         if not failure.refused:
-            self._put_off[plugin.resource] = plugin, self._now_s() + _PUT_OFF_S
+            self._put_off[plugin] = self._now_s() + _PUT_OFF_S
         # Not by its words, which name another container each time.
         if self._failures.begins(failure.refused, about):
             log.warning(
                 "plugin says nothing for podresources", resource=plugin.resource, reason=failure
             )
-
-    def _due_s(self, plugin: ResourcePlugin) -> float:
-        """Return when a plugin may be asked; another plugin for its resource may be at once."""
-        silent, due_s = self._put_off.get(plugin.resource, (plugin, -math.inf))
-        return due_s if silent is plugin else -math.inf

@@ -21,7 +21,7 @@ _Metric = TypeVar("_Metric", Counter, Histogram)
 
 
 class PluginMetrics:
-    """What plugins are asked, and what they answer. Any thread may call any method."""
+    """The series about questions and answers. Any thread may call any method."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         named, ours = ("resource_name",), ("resource",)

@@ -1,8 +1,8 @@
 """Which plugin of the QoS Resource Manager serves which resource.
 
-A plugin makes a socket in a watched folder, and says there who it is. A socket that is gone is a
-plugin that is gone; another socket at its place is another plugin. Only root's sockets count. Of
-many sockets, as dead plugins leave them, those that serve a resource and the youngest count.
+A plugin makes a socket in a watched folder, and introduces itself there. A socket that is gone is a
+plugin that is gone; another socket at its place is another plugin. Only root's sockets are asked,
+and of many, as dead plugins leave them, those that serve a resource and the youngest.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class PluginRegistry:
 
     @property
     def expected(self) -> bool:
-        """Whether a plugin is about to say who it is, or to have the place of its resource."""
+        """Whether a plugin is about to introduce itself, or to have the place of its resource."""
         return not self._looked or any(
             not (worker.complaint or worker.closed)
             and self._plugins.get(worker.resource) is not worker
@@ -102,11 +102,11 @@ class PluginRegistry:
             watch.ensure()
         there = self._asked(dict(self._sockets()))
         for path, (identity, worker) in tuple(self._found.items()):
-            worker.check()
+            worker.thread.check()
             again = worker.refused and not self._refuses(worker.resource)
             if again or there.get(path) != identity:
                 self._lose(path)
-        self._ending = [worker for worker in self._ending if worker.runs]
+        self._ending = [worker for worker in self._ending if worker.thread.runs]
         for path, identity in there.items():
             if len(self._found) + len(self._ending) >= MOST_ASKED:
                 break
@@ -115,10 +115,10 @@ class PluginRegistry:
         self._looked = True
 
     def register(self, known: Introduction) -> None:
-        """Take a plugin that has registered by a call; it does not say who it is when asked."""
+        """Take a plugin that has registered by a call; it introduces itself no more."""
         path = known.endpoint
         status = _status(path)
-        if status is None or not is_trusted(status.st_uid):
+        if status is None or not is_trusted(status):
             log.warning("plugin has registered without a socket of root's", socket=path)
             return
         # The caller has the reason from the door; it does not hear of what has come in between.
@@ -145,7 +145,7 @@ class PluginRegistry:
         for worker in self.workers:
             worker.close()
         for worker in (*self.workers, *self._ending):
-            worker.join()
+            worker.thread.join()
 
     def _worker(self, socket: Path, known: Introduction | None = None) -> PluginWorker:
         worker = PluginWorker(socket, self._post, self._introduced, self._observe, known)
@@ -156,7 +156,7 @@ class PluginRegistry:
         resource = worker.resource
         if why := self._refuses(resource):
             log.warning("plugin refused", socket=worker.socket, reason=why)
-            worker.refuse(why)
+            worker.notify(why)
             return
         before = self._plugins.get(resource)
         self._plugins[resource] = worker
@@ -177,7 +177,7 @@ class PluginRegistry:
             self._registered(worker.resource, None)
 
     def _serves(self, path: Path) -> bool:
-        """Return whether a socket's plugin has said who it is, and has not been replaced."""
+        """Return whether a socket's plugin has introduced itself, and has not been replaced."""
         _, worker = self._found[path]
         return worker.introduction is not None and not (worker.closed or worker.refused)
 
@@ -204,7 +204,7 @@ class PluginRegistry:
                 status = _status(path)
                 if status is None:
                     continue
-                if not is_trusted(status.st_uid):
+                if not is_trusted(status):
                     strange.add(path)
                     if path not in self._strange:
                         log.warning("socket is not root's, no plugin is asked", socket=path)
@@ -214,13 +214,7 @@ class PluginRegistry:
 
 
 def refusal(resource: str, known: Collection[str], names: Names) -> str:
-    """Return why no plugin may serve a resource; empty if one may.
-
-    Args:
-        resource: the resource.
-        known: those that plugins serve, or have served of late.
-        names: the names of the pools' resources.
-    """
+    """Return why no plugin may serve a resource beside the known ones; empty if one may."""
     if names.pool_of(resource) is not None:
         return f"{resource} is a pool of cpupool, which no plugin can serve"
     if resource not in known and len(known) >= MOST_NAMES:

@@ -1,9 +1,10 @@
-"""What plugins of the QoS Resource Manager have said last, for the status and for metrics."""
+"""The last words of plugins of the QoS Resource Manager, for the status and for metrics."""
 
 from __future__ import annotations
 
 import threading
 import time
+from functools import cache
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cpupool.manager.report import NodeResource, PluginReport, PluginStatus
@@ -13,7 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
-    from cpupool.core.workloads import ContainerRef
     from cpupool.qrm.plugin_client import PluginCall
     from cpupool.qrm.plugin_metrics import PluginMetrics
     from cpupool.qrm.plugin_worker import PluginWorker
@@ -51,24 +51,24 @@ class PluginReports:
     Args:
         folders: where plugins register.
         metrics: where calls are counted.
-        clock_s: the time in seconds since 1970.
+        now_s: the clock of the questions.
     """
 
     def __init__(
         self,
         folders: Iterable[Path],
         metrics: PluginMetrics,
-        clock_s: Callable[[], float] = time.time,
+        now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._folders = tuple(map(str, folders))
         self._metrics = metrics
-        self._clock_s = clock_s
+        self._now_s = now_s
         self._lock = threading.Lock()
         self._sockets: tuple[tuple[str, str, str], ...] = ()
-        self._answered: dict[str, str] = {}
+        self._answered: dict[str, float] = {}
         self._failures: dict[str, _Failing] = {}
         self._silent: dict[str, frozenset[str]] = {}
-        self._confirmed: Mapping[tuple[ContainerRef, str], float] = {}
+        self._rows: tuple[Row, ...] = ()
         self._node_resources: tuple[NodeResource, ...] = ()
         self._kept: object = None
 
@@ -77,7 +77,6 @@ class PluginReports:
         failure = call.failure
         outcome = "answered" if failure is None else "refused" if failure.refused else "failed"
         self._metrics.called(call.resource, call.method, outcome, call.seconds)
-        now = _minute(self._clock_s())
         with self._lock:
             self._hear(call)
             if failure and not (failure.refused and call.method in _OF_A_CONTAINER):
@@ -88,7 +87,7 @@ class PluginReports:
             failing = self._failures.get(call.resource)
             if failing and (failing.method == call.method or not failing.refused):
                 del self._failures[call.resource]
-            self._answered[call.resource] = now
+            self._answered[call.resource] = self._now_s()
 
     def _hear(self, call: PluginCall) -> None:
         """Note whether a plugin answers a call for which containers wait.
@@ -122,20 +121,11 @@ class PluginReports:
     def keep(
         self, workers: Iterable[PluginWorker], known: Iterable[str], table: Iterable[Row] = ()
     ) -> bool:
-        """Take the plugins that are there now, and what else is reported of the conversation.
+        """Take the plugins that are there, the resources that have had one, and the questions.
 
         Return whether a plugin has come, has gone, fails, or answers again.
-
-        Args:
-            workers: the plugins.
-            known: the resources that have had one.
-            table: the questions.
         """
-        confirmed = {
-            (row.container, row.resource): row.confirmed_s
-            for row in table
-            if row.confirmed_s is not None
-        }
+        rows = tuple(table)
         sockets = tuple(
             (
                 str(worker.socket),
@@ -150,7 +140,7 @@ class PluginReports:
         with self._lock:
             for resource in self._answered.keys() - known:
                 del self._answered[resource]
-            self._sockets, self._confirmed = sockets, confirmed
+            self._sockets, self._rows = sockets, rows
             kept, self._kept = self._kept, (sockets, self._failing())
             return kept != self._kept
 
@@ -161,6 +151,13 @@ class PluginReports:
 
     def report(self) -> PluginReport:
         """Return all of it, for the status."""
+        # The clock of the machine may be set at any time.
+        ahead_s = time.time() - self._now_s()
+
+        @cache
+        def minute(now_s: float | None) -> str:
+            return "" if now_s is None else time.strftime(_MINUTE, time.gmtime(now_s + ahead_s))
+
         with self._lock:
             failing = self._failing()
             plugins = tuple(
@@ -168,16 +165,16 @@ class PluginReports:
                     socket,
                     resource,
                     complaint or failing.get(resource, ""),
-                    self._answered.get(resource, ""),
+                    minute(self._answered.get(resource)),
                 )
                 for socket, resource, complaint in self._sockets
             )
-            confirmed = {key: _minute(at_s) for key, at_s in self._confirmed.items()}
+            confirmed = {
+                (row.container, row.resource): at
+                for row in self._rows
+                if (at := minute(row.confirmed_s))
+            }
             return PluginReport(self._folders, plugins, confirmed, self._node_resources)
 
     def _failing(self) -> Mapping[str, str]:
         return {resource: failing.why for resource, failing in self._failures.items()}
-
-
-def _minute(clock_s: float) -> str:
-    return time.strftime(_MINUTE, time.gmtime(clock_s))

@@ -38,13 +38,13 @@ log = logs.get(__name__)
 
 _T = TypeVar("_T")
 _OFFER_S: Final = 10.0
-"""As often as the kubelet makes the node's status."""
+"""The kubelet makes the node's status as often."""
 _REMOVE_S: Final = 1.0
 """For how long a plugin forgets ended pods before other questions have their turn."""
 
 
 class _Round(Enum):
-    """What a plugin is asked; the value says that it fails."""
+    """A question to a plugin; the value says that it fails."""
 
     LIST = "plugin lists nothing"
     OFFER = "plugin does not say what the node has"
@@ -78,8 +78,6 @@ class PluginRounds:
         snapshot: returns the node's facts and decisions.
         offered: called after plugins offer something else for the node.
         every_s: how often a plugin is asked what containers have.
-        now_s: a monotonic clock.
-        clock_s: the time in seconds since 1970.
     """
 
     def __init__(
@@ -91,8 +89,6 @@ class PluginRounds:
         *,
         offered: Callable[[], None],
         every_s: float,
-        now_s: Callable[[], float],
-        clock_s: Callable[[], float],
     ) -> None:
         self._table = table
         self._book = book
@@ -100,8 +96,6 @@ class PluginRounds:
         self._snapshot = snapshot
         self._offered = offered
         self._every_s = {_Round.LIST: every_s, _Round.OFFER: _OFFER_S, _Round.REMOVE: 0.0}
-        self._now_s = now_s
-        self._clock_s = clock_s
         self._offers = Offers({})
         self._complete_s: float | None = None
         self._turns: dict[tuple[str, _Round], _Turn] = {}
@@ -112,11 +106,7 @@ class PluginRounds:
             self._turns.pop((resource, of), None)
 
     def reconcile(self, plugins: Mapping[str, PluginWorker]) -> float:
-        """Ask the plugins with `need_reconcile` what containers have; return when one is due.
-
-        Args:
-            plugins: resource → the plugin that serves it now.
-        """
+        """Ask the plugins with `need_reconcile` what containers have; return when one is due."""
         lists = {name: worker for name, worker in plugins.items() if worker.options.reconciled}
         for name, worker in lists.items():
             done = partial(self._listed, name, worker)
@@ -132,7 +122,7 @@ class PluginRounds:
 
         The last good answer stays until its plugin has been gone for some minutes.
         """
-        now_s, has = self._now_s(), self._offers.by_plugin
+        now_s, has = self._table.now_s(), self._offers.by_plugin
         if self._complete_s is None:
             self._complete_s = now_s + GRACE_S
         kept = {name: has[name] for name in has if name in plugins or name in self._table.lost_s}
@@ -164,7 +154,7 @@ class PluginRounds:
         done: Callable[[_T | PluginError], None],
     ) -> None:
         """Ask a plugin, if its turn is due."""
-        turn, now_s = self._turns.setdefault((resource, of), _Turn()), self._now_s()
+        turn, now_s = self._turns.setdefault((resource, of), _Turn()), self._table.now_s()
         if turn.asked or now_s < turn.due_s:
             return
         turn.asked, turn.due_s = True, now_s + self._every_s[of]
@@ -195,14 +185,14 @@ class PluginRounds:
         self._table.unlisted.discard(resource)
         if isinstance(listed, PluginError):
             return
-        now, clock_s = self._snapshot(), self._clock_s()
+        now, now_s = self._snapshot(), self._table.now_s()
         changed: dict[tuple[ContainerRef, str], Given] = {}
         for pod, container, quantity in _requesting(now, resource):
             ref = ContainerRef(pod.cgroup_uid, container.name)
             row, found = self._table.row(ref, resource), listed.get(ref, {})
             has = row.given
             if found:
-                row.confirmed_s = clock_s
+                row.confirmed_s = now_s
                 if has is None or has.kept or found != has.answers:
                     given = self._book.listed(pod, quantity, found, has)
                     if has is None or has.kept or given.answers != has.answers:
@@ -235,7 +225,7 @@ class PluginRounds:
     ) -> None:
         turn = self._turns[resource, _Round.REMOVE]
         self._table.forgot(resource, gone, failed=pods[len(gone)] if failure else "")
-        turn.failed = turn.failed.refused(self._now_s()) if failure else Attempt(-math.inf)
+        turn.failed = turn.failed.refused(self._table.now_s()) if failure else Attempt(-math.inf)
         turn.due_s = turn.failed.due_s
 
 

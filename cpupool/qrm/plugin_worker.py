@@ -30,7 +30,7 @@ _PAUSES_S: Final = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 
 
 _SILENT_S: Final = 40.0
-"""Longer than the longest call, which a plugin that hangs may take."""
+"""The longest call, which a plugin that hangs may take, is shorter."""
 
 
 class PluginWorker:
@@ -39,7 +39,7 @@ class PluginWorker:
     Args:
         socket: where it listens.
         post: takes what is to run in the thread of the role; any thread may call it.
-        introduced: called in that thread once the plugin has said who it is.
+        introduced: called in that thread once the plugin has introduced itself.
         observe: called after each call, in the thread of the plugin; not after one that `close`
             has ended, which says nothing of the plugin that has the place by then.
         known: what it has said already, at the door; None to ask.
@@ -47,6 +47,7 @@ class PluginWorker:
     Attributes:
         socket: where it listens.
         introduction: what it has said of itself; None before, and for another kind of plugin.
+        plugin: asks it, for a thread that does not wait for other questions; None before that.
         complaint: why it is not registered; empty if it is, or has not been asked.
         refused: whether it is not registered because of its resource.
         thread: its thread.
@@ -68,14 +69,14 @@ class PluginWorker:
         self._observe = observe
         self.complaint = ""
         self.refused = False
-        self._plugin: ResourcePlugin | None = None
+        self.plugin: ResourcePlugin | None = None
         self._work: SimpleQueue[Callable[[ResourcePlugin], None] | None] = SimpleQueue()
         self._closed = threading.Event()
         self.thread: Final = OwnedThread(
             f"plugin {socket.name}",
             self._run,
             ask=lambda: self._work.put(None),
-            failed=lambda: post(self.check),
+            failed=lambda: post(self.thread.check),
             silent_s=_SILENT_S,
             late_s=_SILENT_S,
         )
@@ -87,32 +88,14 @@ class PluginWorker:
         return self.introduction.resource if self.introduction else ""
 
     @property
-    def plugin(self) -> ResourcePlugin | None:
-        """What asks it, for a thread that does not wait for other questions; None before that."""
-        return self._plugin
-
-    @property
     def closed(self) -> bool:
         """Whether no more questions reach it."""
         return self._closed.is_set()
 
     @property
-    def runs(self) -> bool:
-        """Whether its thread has not ended yet."""
-        return self.thread.runs
-
-    @property
     def options(self) -> PluginOptions:
-        """What it wants to be asked."""
+        """The questions that it wants."""
         return self.introduction.options if self.introduction else PluginOptions()
-
-    def check(self) -> None:
-        """See that the thread runs.
-
-        Raises:
-            ThreadFailed: it has ended by an error, or hangs.
-        """
-        self.thread.check()
 
     def ask(
         self, call: Callable[[ResourcePlugin], _T], done: Callable[[_T | PluginError], None]
@@ -134,24 +117,19 @@ class PluginWorker:
 
         self._work.put(work)
 
-    def notify(self) -> None:
-        """Tell the plugin that it is registered, before it is asked; not one that has called.
+    def notify(self, refused: str = "") -> None:
+        """Tell the plugin that it is registered, or why not, unless it has registered by a call.
 
         A plugin that the notice does not reach is registered, as in the kubelet: it may answer
         questions all the same.
         """
+        self.complaint, self.refused = refused, bool(refused)
         if self._discovered:
-            self._work.put(lambda _plugin: self._notified(""))
+            self._work.put(lambda _plugin: self._notified())
 
-    def refuse(self, why: str) -> None:
-        """Tell the plugin why it is not registered; it is asked nothing else."""
-        self.complaint, self.refused = why, True
-        if self._discovered:
-            self._work.put(lambda _plugin: self._notified(why))
-
-    def _notified(self, error: str) -> None:
+    def _notified(self) -> None:
         try:
-            plugin_client.notify(self.socket, error)
+            plugin_client.notify(self.socket, self.complaint)
         except CPUPoolError as failure:
             log.warning("plugin not notified", socket=self.socket, reason=failure)
 
@@ -159,22 +137,22 @@ class PluginWorker:
         """End all calls; the plugin is not asked again."""
         self._closed.set()
         self._work.put(None)
-        if self._plugin is not None:
-            self._plugin.close()
-
-    def join(self) -> None:
-        """Wait until the thread has ended; after `close`."""
-        self.thread.join()
+        if self.plugin is not None:
+            self.plugin.close()
 
     def _run(self) -> None:
         self.introduction = self.introduction or self._asked_for_name()
         if self.introduction is None:
             return
-        plugin = self._plugin = ResourcePlugin(self.introduction, self._called)
+        plugin = self.plugin = ResourcePlugin(self.introduction, self._called)
         self._post(lambda: None if self._closed.is_set() else self._introduced(self))
         try:
             while not self._closed.is_set():
-                self._serve(plugin)
+                work = self._work.get()
+                # After each call: a queue of calls that each take long is no thread that hangs.
+                self.thread.answer()
+                if work is not None and not self._closed.is_set():
+                    work(plugin)
         finally:
             plugin.close()
 
@@ -182,14 +160,6 @@ class PluginWorker:
         """Tell of a call, unless it has failed because `close` has ended it."""
         if call.failure is None or not self._closed.is_set():
             self._observe(call)
-
-    def _serve(self, plugin: ResourcePlugin) -> None:
-        work = self._work.get()
-        # After each call: a queue of calls that each take long is no thread that hangs.
-        self.thread.answer()
-        if work is None or self._closed.is_set():
-            return
-        work(plugin)
 
     def _asked_for_name(self) -> Introduction | None:
         """Ask for the name until the plugin answers; None for another kind of plugin."""
@@ -203,12 +173,12 @@ class PluginWorker:
                     self.complaint = str(error)
                     log.info("plugin not registered", socket=self.socket, reason=error)
                     # Without news the role does not look before half a minute has passed.
-                    self._post(self.check)
+                    self._post(self.thread.check)
             else:
                 other = f"is no {plugin_client.TYPE}: its GetInfo has another type"
                 self.complaint = "" if found else other
                 if not found:
-                    self._post(self.check)
+                    self._post(self.thread.check)
                 return found
             self._closed.wait(_PAUSES_S[min(tries, len(_PAUSES_S) - 1)])
             tries += 1

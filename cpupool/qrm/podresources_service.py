@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from cpupool.kubelet.podresources import PodResources
     from cpupool.manager.facts import NodeFacts
     from cpupool.manager.resolve import Snapshot
-    from cpupool.qrm.aware_answers import Placed
     from cpupool.qrm.plugin_inquiry import PluginInquiry
+    from cpupool.qrm.plugin_messages import Placed
 
 _SERVICE: Final = "/v1.PodResourcesLister"
 _Answer = TypeVar("_Answer")
@@ -51,14 +51,7 @@ def usual_path(root: HostRoot) -> Path:
 def served(
     path: Path, kubelet: PodResources, plugins: PluginInquiry, snapshot: Callable[[], Snapshot]
 ) -> ServedSocket:
-    """Return the service on a socket.
-
-    Args:
-        path: the socket.
-        kubelet: answers for all that is not a plugin's.
-        plugins: asks the plugins.
-        snapshot: returns the node's facts and decisions.
-    """
+    """Return the service on a socket."""
     service = ExtendedPodResources(kubelet, plugins, lambda: snapshot().facts)
     return ServedSocket(path, lambda: Server(service), "extended podresources")
 

@@ -1,7 +1,7 @@
 """The conversation with plugins as one table: every question, and the state that it is in.
 
 A question is what one container requests of one resource. All that the agent knows of questions,
-and of their containers and pods, stands here; who asks plugins, or tells of them, reads it.
+and of their containers and pods, stands here; the modules that ask plugins, or report, read it.
 
 Theory of operation
 ===================
@@ -10,7 +10,7 @@ A question is in three states at one time, each with a table of its own:
 
 1. `Call`: what its plugin is asked now. One call at a time is about a question.
 2. `Has`: which answer its container has. It outlives the agent, and the next call: a plugin is
-   asked again for a request that has grown, and until it answers the answer before counts.
+   asked again for a request that has grown, and until it answers the answer before stays.
 3. `Start`: how far its plugin has prepared the next start of the container. Most plugins prepare
    none, and the state stays FREE.
 
@@ -21,51 +21,50 @@ Its pod is in a fourth, `Stay`. The longest way of a question, as `(call, has, s
     (HINTED, NOTHING, FREE)       HEARD: the hints of all its resources are merged
     (ASKED, PERHAPS, FREE)        ASK: what does it get there?
     (QUIET, PERHAPS, DUE)         ANSWERED; MUST_PREPARE, by a plugin that prepares starts
-    (QUIET, COUNTS, DUE)          GOOD: the answer keeps the rules
-    (PREPARING, COUNTS, DUE)      PREPARE
-    (QUIET, COUNTS, READY)        PREPARED: only now the answer is a fact
-    (QUIET, COUNTS, USED)         START: the container runs
+    (QUIET, VALID, DUE)          GOOD: the answer keeps the rules
+    (PREPARING, VALID, DUE)      PREPARE
+    (QUIET, VALID, READY)        PREPARED: only now the answer is a fact
+    (QUIET, VALID, USED)         START: the container runs
     GONE                          END for its pod; FORGET, once its plugins have forgotten it
 
 An event moves each state whose table knows it: ASK moves `Call` and `Has`. An event that a table
 knows, but not in the present state, is `Impossible`, and moves nothing.
 
 Three rules are about several questions. A plugin that is replaced answers no call: LOST ends them,
-and the other one is asked anew. Hints count together: a refusal makes those of the whole pod STALE,
+and the other one is asked anew. Hints stand together: a refusal makes those of the whole pod STALE,
 and its containers are asked after a pause. A call about a pod that is forgotten still ends (LEFT);
-an answer to ASK counts, as the plugin holds something again, and is asked to forget it again.
+an answer to ASK is taken, as the plugin holds something again, and is asked to forget it again.
 
-Nothing here knows a clock, a thread or a socket: a time is an argument.
+The table knows no thread and no socket, and one clock, which is monotonic.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
-from cpupool.core.cpu_manager import TopologyHint
 from cpupool.core.cpuset import CPUSet
 from cpupool.loops.attempts import Attempt
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from cpupool.core.plugin_facts import Given, Record
     from cpupool.core.workloads import ContainerID, ContainerRef
     from cpupool.policies.qrm.questions import Question
     from cpupool.qrm.bad_answers import Broken
+    from cpupool.qrm.plugin_messages import Hints
 
-Hints = tuple[TopologyHint, ...] | None
 GRACE_S: Final = 300.0
-"""How long a plugin that is gone counts (endpointStopGracePeriod)."""
+"""How long a plugin that is gone may return (endpointStopGracePeriod)."""
 
 
 class Call(Enum):
-    """What the plugin of a question is asked now."""
+    """The present call about a question."""
 
     QUIET = auto()  # nothing
     HINTS_ASKED = auto()  # which NUMA nodes can serve the container
@@ -81,9 +80,9 @@ class Has(Enum):
 
     NOTHING = auto()  # none, and the plugin was not asked what it gets
     PERHAPS = auto()  # none; the plugin was asked, and may hold something
-    COUNTS = auto()  # one that keeps the rules
+    VALID = auto()  # one that keeps the rules
     KEPT = auto()  # it is lost: the container keeps the CPUs that it was found with
-    BAD = auto()  # one that breaks a rule; it may count on another state of the node
+    BAD = auto()  # one that breaks a rule; it may be valid on another state of the node
 
 
 class Start(Enum):
@@ -104,7 +103,7 @@ class Stay(Enum):
 
 
 class Event(Enum):
-    """What moves a state."""
+    """An event that moves states."""
 
     ASK_HINTS = auto()  # the plugin is asked for hints
     HEARD = auto()  # it has said them; a refusal is a list without hints
@@ -117,7 +116,7 @@ class Event(Enum):
     LOST = auto()  # another plugin serves the resource, or none
     LATE = auto()  # a call about a pod that is forgotten has ended
     GOOD = auto()  # an answer keeps the rules: of ASK, of a list, or on the node of now
-    BAD = auto()  # an answer breaks a rule; the last one that counts stays
+    BAD = auto()  # an answer breaks a rule; the last valid one stays
     KEEP = auto()  # the record, or the plugin, lacks the answer by which the container runs
     CONTESTED = auto()  # another container has the CPUs of the answer by its annotation
     MUST_PREPARE = auto()  # an answer is from a plugin that prepares starts
@@ -129,92 +128,66 @@ class Event(Enum):
     FORGET = auto()  # the plugins have forgotten a pod, or none knows of it
 
 
-CALL: Final[Mapping[tuple[Call, Event], Call]] = {
-    (Call.QUIET, Event.ASK_HINTS): Call.HINTS_ASKED,
-    (Call.QUIET, Event.ASK): Call.ASKED,  # no topology policy, or a plugin without alignment
-    (Call.QUIET, Event.PREPARE): Call.PREPARING,
-    (Call.QUIET, Event.MUST_PREPARE): Call.QUIET,
-    (Call.QUIET, Event.RELEASE): Call.QUIET,
-    (Call.QUIET, Event.FORGET): Call.GONE,
-    (Call.HINTS_ASKED, Event.HEARD): Call.HINTED,
-    (Call.HINTS_ASKED, Event.REFUSED): Call.QUIET,
-    (Call.HINTS_ASKED, Event.LOST): Call.QUIET,
-    (Call.HINTS_ASKED, Event.FORGET): Call.LEFT,
-    (Call.HINTED, Event.ASK): Call.ASKED,
-    (Call.HINTED, Event.PREPARE): Call.PREPARING,  # a start does not wait for other resources
-    (Call.HINTED, Event.STALE): Call.QUIET,
-    (Call.HINTED, Event.LOST): Call.QUIET,
-    (Call.HINTED, Event.FORGET): Call.GONE,
-    (Call.ASKED, Event.ANSWERED): Call.QUIET,
-    (Call.ASKED, Event.REFUSED): Call.QUIET,
-    (Call.ASKED, Event.LOST): Call.QUIET,
-    (Call.ASKED, Event.FORGET): Call.LEFT,
-    (Call.PREPARING, Event.PREPARED): Call.QUIET,
-    (Call.PREPARING, Event.REFUSED): Call.QUIET,
-    (Call.PREPARING, Event.LOST): Call.QUIET,
-    (Call.PREPARING, Event.FORGET): Call.LEFT,
-    (Call.LEFT, Event.ANSWERED): Call.QUIET,
-    (Call.LEFT, Event.LATE): Call.QUIET,
-    (Call.LEFT, Event.LOST): Call.QUIET,
-    (Call.LEFT, Event.FORGET): Call.LEFT,
-}
-HAS: Final[Mapping[tuple[Has, Event], Has]] = {
-    (Has.NOTHING, Event.ASK): Has.PERHAPS,
-    (Has.NOTHING, Event.GOOD): Has.COUNTS,
-    (Has.NOTHING, Event.BAD): Has.BAD,
-    (Has.NOTHING, Event.KEEP): Has.KEPT,
-    (Has.NOTHING, Event.FORGET): Has.NOTHING,
-    (Has.PERHAPS, Event.ASK): Has.PERHAPS,
-    (Has.PERHAPS, Event.GOOD): Has.COUNTS,
-    (Has.PERHAPS, Event.BAD): Has.BAD,
-    (Has.PERHAPS, Event.KEEP): Has.KEPT,
-    (Has.PERHAPS, Event.FORGET): Has.NOTHING,
-    (Has.COUNTS, Event.ASK): Has.COUNTS,
-    (Has.COUNTS, Event.GOOD): Has.COUNTS,
-    (Has.COUNTS, Event.BAD): Has.COUNTS,
-    (Has.COUNTS, Event.KEEP): Has.KEPT,
-    (Has.COUNTS, Event.CONTESTED): Has.BAD,
-    (Has.COUNTS, Event.FORGET): Has.NOTHING,
-    (Has.KEPT, Event.ASK): Has.KEPT,
-    (Has.KEPT, Event.GOOD): Has.COUNTS,
-    (Has.KEPT, Event.BAD): Has.KEPT,
-    (Has.KEPT, Event.KEEP): Has.KEPT,
-    (Has.KEPT, Event.CONTESTED): Has.BAD,
-    (Has.KEPT, Event.FORGET): Has.NOTHING,
-    (Has.BAD, Event.ASK): Has.BAD,
-    (Has.BAD, Event.GOOD): Has.COUNTS,
-    (Has.BAD, Event.BAD): Has.BAD,
-    (Has.BAD, Event.KEEP): Has.KEPT,
-    (Has.BAD, Event.FORGET): Has.NOTHING,
-}
-START: Final[Mapping[tuple[Start, Event], Start]] = {
-    (Start.FREE, Event.MUST_PREPARE): Start.DUE,
-    (Start.FREE, Event.ADOPT): Start.USED,
-    (Start.FREE, Event.FORGET): Start.FREE,
-    (Start.DUE, Event.MUST_PREPARE): Start.DUE,
-    (Start.DUE, Event.PREPARE): Start.DUE,
-    (Start.DUE, Event.PREPARED): Start.READY,
-    (Start.DUE, Event.RELEASE): Start.FREE,
-    (Start.DUE, Event.FORGET): Start.FREE,
-    (Start.READY, Event.MUST_PREPARE): Start.DUE,
-    (Start.READY, Event.START): Start.USED,
-    (Start.READY, Event.RELEASE): Start.FREE,
-    (Start.READY, Event.FORGET): Start.FREE,
-    (Start.USED, Event.MUST_PREPARE): Start.DUE,
-    (Start.USED, Event.PREPARE): Start.USED,
-    (Start.USED, Event.PREPARED): Start.READY,
-    (Start.USED, Event.RELEASE): Start.FREE,
-    (Start.USED, Event.FORGET): Start.FREE,
-}
-STAY: Final[Mapping[tuple[Stay, Event], Stay]] = {
-    (Stay.HERE, Event.END): Stay.ENDING,
-    (Stay.ENDING, Event.RETURN): Stay.HERE,
-    (Stay.ENDING, Event.FORGET): Stay.GONE,
-}
+_State = TypeVar("_State", bound=Enum)
+
+
+def _moves(
+    *rows: tuple[Event, Iterable[_State], _State | None],
+) -> Mapping[tuple[_State, Event], _State]:
+    """Return a table: state and event → the next state.
+
+    Args:
+        rows: an event, the states in which it can happen, and where it leads; None for no change.
+    """
+    return {(state, event): to or state for event, states, to in rows for state in states}
+
+
+_UNDER_WAY: Final = (Call.HINTS_ASKED, Call.ASKED, Call.PREPARING)
+CALL: Final = _moves(
+    (Event.ASK_HINTS, (Call.QUIET,), Call.HINTS_ASKED),
+    (Event.HEARD, (Call.HINTS_ASKED,), Call.HINTED),
+    (Event.STALE, (Call.HINTED,), Call.QUIET),
+    # Without hints: for no topology policy, or a plugin without alignment.
+    (Event.ASK, (Call.QUIET, Call.HINTED), Call.ASKED),
+    (Event.ANSWERED, (Call.ASKED, Call.LEFT), Call.QUIET),
+    (Event.MUST_PREPARE, (Call.QUIET,), None),
+    (Event.RELEASE, (Call.QUIET,), None),
+    # A start does not wait for other resources.
+    (Event.PREPARE, (Call.QUIET, Call.HINTED), Call.PREPARING),
+    (Event.PREPARED, (Call.PREPARING,), Call.QUIET),
+    (Event.REFUSED, _UNDER_WAY, Call.QUIET),
+    (Event.LOST, (*_UNDER_WAY, Call.HINTED, Call.LEFT), Call.QUIET),
+    (Event.LATE, (Call.LEFT,), Call.QUIET),
+    (Event.FORGET, (Call.QUIET, Call.HINTED), Call.GONE),
+    (Event.FORGET, (*_UNDER_WAY, Call.LEFT), Call.LEFT),
+)
+HAS: Final = _moves(
+    (Event.ASK, (Has.NOTHING,), Has.PERHAPS),
+    (Event.ASK, (Has.PERHAPS, Has.VALID, Has.KEPT, Has.BAD), None),
+    (Event.GOOD, Has, Has.VALID),
+    (Event.BAD, (Has.NOTHING, Has.PERHAPS), Has.BAD),
+    (Event.BAD, (Has.VALID, Has.KEPT, Has.BAD), None),
+    (Event.KEEP, Has, Has.KEPT),
+    (Event.CONTESTED, (Has.VALID, Has.KEPT), Has.BAD),
+    (Event.FORGET, Has, Has.NOTHING),
+)
+START: Final = _moves(
+    (Event.MUST_PREPARE, Start, Start.DUE),
+    (Event.ADOPT, (Start.FREE,), Start.USED),
+    (Event.PREPARE, (Start.DUE, Start.USED), None),
+    (Event.PREPARED, (Start.DUE, Start.USED), Start.READY),
+    (Event.START, (Start.READY,), Start.USED),
+    (Event.RELEASE, (Start.DUE, Start.READY, Start.USED), Start.FREE),
+    (Event.FORGET, Start, Start.FREE),
+)
+STAY: Final = _moves(
+    (Event.END, (Stay.HERE,), Stay.ENDING),
+    (Event.RETURN, (Stay.ENDING,), Stay.HERE),
+    (Event.FORGET, (Stay.ENDING,), Stay.GONE),
+)
 _BEING_ADMITTED: Final = frozenset({Call.HINTS_ASKED, Call.ASKED, Call.LEFT})
 _NO_CPUS: Final = CPUSet()
 _AT_ONCE: Final = Attempt(0.0)
-_State = TypeVar("_State", bound=Enum)
 
 
 class Impossible(ValueError):
@@ -260,8 +233,8 @@ class Row:
         hints: what was heard, while it is HINTED.
         given: the answer, unless it has NOTHING or PERHAPS something.
         own: the CPUs that the answer gives to the container alone.
-        told: the rule that the last answer has broken; None after a good one.
-        confirmed_s: when the plugin has last confirmed the answer, in seconds since 1970.
+        broken: the rule that the last answer has broken; None after a good one.
+        confirmed_s: when the plugin has last confirmed the answer.
         prepares: the request whose starts are prepared, unless these are FREE.
         served: the instances that were prepared.
         attempt: when to ask for a preparation again.
@@ -270,18 +243,18 @@ class Row:
 
     container: ContainerRef
     resource: str
-    call: Call = field(default=Call.QUIET, init=False)
-    has: Has = field(default=Has.NOTHING, init=False)
-    start: Start = field(default=Start.FREE, init=False)
-    hints: Heard | None = field(default=None, init=False)
-    given: Given | None = field(default=None, init=False)
-    own: CPUSet = field(default=_NO_CPUS, init=False)
-    told: Broken | None = field(default=None, init=False)
-    confirmed_s: float | None = field(default=None, init=False)
-    prepares: Question | None = field(default=None, init=False)
-    served: frozenset[ContainerID] = field(default=frozenset(), init=False)
-    attempt: Attempt = field(default=_AT_ONCE, init=False)
-    unprepared: str = field(default="", init=False)
+    call: Call = Call.QUIET
+    has: Has = Has.NOTHING
+    start: Start = Start.FREE
+    hints: Heard | None = None
+    given: Given | None = None
+    own: CPUSet = _NO_CPUS
+    broken: Broken | None = None
+    confirmed_s: float | None = None
+    prepares: Question | None = None
+    served: frozenset[ContainerID] = frozenset()
+    attempt: Attempt = _AT_ONCE
+    unprepared: str = ""
 
 
 @dataclass(slots=True)
@@ -289,7 +262,7 @@ class _Container:
     """Why a container is refused, and when it is tried again."""
 
     refused: str = ""
-    attempt: Attempt | None = None
+    attempt: Attempt = _AT_ONCE
 
 
 @dataclass(slots=True)
@@ -298,7 +271,7 @@ class _Pod:
 
     stay: Stay = Stay.HERE
     ended_s: float = 0.0
-    forgotten: set[str] = field(default_factory=set)
+    forgotten: frozenset[str] = frozenset()
 
 
 class QuestionTable:
@@ -306,14 +279,19 @@ class QuestionTable:
 
     Pods are the ids in the names of their cgroups.
 
+    Args:
+        now_s: a monotonic clock.
+
     Attributes:
+        now_s: as given.
         changes: how often something has changed that others see: an answer, a refusal or a start.
         lost_s: resource → since when it has no plugin, for some minutes.
         unlisted: the resources whose plugin is to list, and has not yet. Such a plugin allocates
             nothing: an agent that was killed may have asked it without a record of the answer.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, now_s: Callable[[], float]) -> None:
+        self.now_s = now_s
         self.changes = 0
         self.lost_s: dict[str, float] = {}
         self.unlisted: set[str] = set()
@@ -343,7 +321,7 @@ class QuestionTable:
 
     @property
     def record(self) -> Record:
-        """Every answer, also those that do not count."""
+        """Every answer, also the bad ones."""
         return {ref: given for ref in self._rows if (given := self.given(ref))}
 
     @property
@@ -407,7 +385,7 @@ class QuestionTable:
         row.given = given
         row.own = given.cpus if given.exclusive else _NO_CPUS
         if not given.refused:
-            row.told = None
+            row.broken = None
 
     def prepare(
         self, row: Row, question: Question, runs: frozenset[ContainerID] | None = None
@@ -434,21 +412,21 @@ class QuestionTable:
             return False
         return row.start is not Start.READY and bool(new or row.served.isdisjoint(instances))
 
-    def unprepared(self, row: Row, why: str, now_s: float) -> bool:
+    def unprepared(self, row: Row, why: str) -> bool:
         """Note why a start is not prepared, or that it is; return whether `why` is new."""
         new, row.unprepared = row.unprepared != why, why
-        row.attempt = row.attempt.refused(now_s) if why else _AT_ONCE
+        row.attempt = row.attempt.refused(self.now_s()) if why else _AT_ONCE
         self.changes += new
         return new
 
     # What happens to a container.
 
-    def refuse(self, ref: ContainerRef, why: str, now_s: float) -> bool:
+    def refuse(self, ref: ContainerRef, why: str) -> bool:
         """Note that a container is refused, and tried again later; return whether `why` is new."""
         self._pods.setdefault(ref.pod, _Pod())
         container = self._containers.setdefault(ref, _Container())
         new, container.refused = container.refused != why, why
-        container.attempt = (container.attempt or _AT_ONCE).refused(now_s)
+        container.attempt = container.attempt.refused(self.now_s())
         self.changes += new
         self._drop_hints(row for row in self if row.container.pod == ref.pod)
         return new
@@ -465,20 +443,18 @@ class QuestionTable:
             self.changes += bool(container.refused)
         self._drop_hints(self.of(ref))
 
-    def waits(self, refs: Collection[ContainerRef], now_s: float) -> bool:
+    def waits(self, refs: Collection[ContainerRef]) -> bool:
         """Return whether a question of a pod has no answer yet, or its next attempt is not due.
 
         Several of its containers may be asked for hints at one time.
         """
         calls = {row.call for ref in refs for row in self.of(ref)}
-        attempts = (self._containers[ref].attempt for ref in refs if ref in self._containers)
-        return bool(calls & _BEING_ADMITTED) or any(
-            each and now_s < each.due_s for each in attempts
-        )
+        tried = [self._containers[ref].attempt for ref in refs if ref in self._containers]
+        return bool(calls & _BEING_ADMITTED) or any(self.now_s() < each.due_s for each in tried)
 
-    def next_s(self, now_s: float) -> float:
+    def next_s(self) -> float:
         """Return when the next attempt comes; one that is due already waits for something else."""
-        attempts = (each.attempt.due_s for each in self._containers.values() if each.attempt)
+        now_s, attempts = self.now_s(), (each.attempt.due_s for each in self._containers.values())
         return min((due_s for due_s in attempts if due_s > now_s), default=math.inf)
 
     def _drop_hints(self, rows: Iterable[Row]) -> None:
@@ -488,13 +464,13 @@ class QuestionTable:
 
     # What happens to a plugin.
 
-    def registered(self, resource: str, now_s: float, *, serves: bool, lists: bool = False) -> None:
+    def registered(self, resource: str, *, serves: bool, lists: bool = False) -> None:
         """Note that another plugin serves a resource, or none; the calls of the old one have ended.
 
         What waits for an attempt is tried at once: the refusals were the other plugin's.
         """
         for container in self._containers.values():
-            container.attempt = None
+            container.attempt = _AT_ONCE
         for row in tuple(self):
             if row.resource == resource and (row.call, Event.LOST) in CALL:
                 self.move(row, Event.LOST)
@@ -503,22 +479,23 @@ class QuestionTable:
         if lists:
             self.unlisted.add(resource)
         if not serves:
-            self.lost_s[resource] = now_s
+            self.lost_s[resource] = self.now_s()
 
-    def recalled(self, now_s: float) -> None:
+    def recalled(self) -> None:
         """Note that no plugin of a recorded answer has registered: each may, for some minutes."""
+        now_s = self.now_s()
         self.lost_s |= {row.resource: now_s for row in self if row.given is not None}
 
     # What happens to a pod.
 
-    def follow(self, here: Collection[str], plugins: Collection[str], now_s: float) -> None:
+    def follow(self, here: Collection[str], plugins: Collection[str]) -> None:
         """Note which pods have ended, and forget those that need no plugin any more.
 
         Args:
             here: the pods that are there, or have CPUs.
             plugins: the resources that plugins serve now.
-            now_s: the time.
         """
+        now_s = self.now_s()
         self.lost_s = {name: at_s for name, at_s in self.lost_s.items() if at_s > now_s - GRACE_S}
         for name, pod in self._pods.items():
             if pod.stay is Stay.ENDING and name in here:
@@ -553,7 +530,7 @@ class QuestionTable:
         """
         for name in self._pods.keys() & set(pods):
             if self._pods[name].stay is Stay.ENDING:
-                self._pods[name].forgotten.add(resource)
+                self._pods[name].forgotten |= {resource}
             else:
                 self._ask_again(resource, name)
         if failed in self._pods:
@@ -576,7 +553,7 @@ class QuestionTable:
         for row in [row for row in self if row.container.pod == name]:
             self.move(row, Event.FORGET)
             self.changes += row.given is not None
-            row.given, row.own, row.told, row.confirmed_s = None, _NO_CPUS, None, None
+            row.given, row.own, row.broken, row.confirmed_s = None, _NO_CPUS, None, None
             if row.call is Call.LEFT:
                 self._pods[name] = _Pod()
         for ref in [ref for ref in self._containers if ref.pod == name]:

@@ -15,7 +15,8 @@ from grpclib.exceptions import GRPCError
 
 from cpupool.api.resourceplugin_pb2 import Empty, RegisterRequest
 from cpupool.core.resources import is_name
-from cpupool.qrm.plugin_client import VERSION, Introduction, options
+from cpupool.qrm.plugin_client import VERSION, Introduction
+from cpupool.qrm.plugin_messages import options
 from cpupool.rpc.methods import unary
 from cpupool.rpc.serving import ServedSocket, Server
 

@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 
     from cpupool.config.settings import AgentSettings
     from cpupool.core.cgroups import FoundContainer
-    from cpupool.core.plugin_facts import Given, ServedAs
+    from cpupool.core.plugin_facts import Record, ServedAs
     from cpupool.core.workloads import ContainerRef
+    from cpupool.host.record_file import RecordFile
     from cpupool.loops.telemetry import Telemetry
     from cpupool.manager.manager import Manager
     from cpupool.manager.resolve import Snapshot
     from cpupool.qrm.answer_import import AnswerImport
-    from cpupool.qrm.answer_record import AnswerRecord
     from cpupool.qrm.answer_recovery import Recovery
     from cpupool.qrm.bad_answers import Broken
     from cpupool.qrm.plugin_client import Introduction, ResourcePlugin
@@ -57,13 +57,13 @@ log = logs.get(__name__)
 NAME: Final = "resource manager"
 _LOST: Final = "there is no record of its plugin's answer"
 RECONCILE_S: Final = 3.0
-"""As the kubelet's flag of the proposal."""
+"""The default of the kubelet's flag in the proposal."""
 _LOOK_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class PluginSettings:
-    """Which plugins are asked, and what for.
+    """The agent's settings for plugins.
 
     Attributes:
         folders: where plugins make their sockets, as for `PluginRegistry`; the first is our own,
@@ -97,14 +97,13 @@ class ResourceManager(StepLoop):
         manager: the node's state.
         settings: which plugins are asked, and what for.
         record: the file with the answers.
-        imports: the answers of another manager, which count on a node without a record.
+        imports: the answers of another manager, for a node without a record.
         telemetry: hears which plugin is refused, which answer, how many there are, and that the
             loop turns.
         changed: called when there are other plugins or answers, or a plugin begins or ends to fail.
         v2: whether the node has cgroup version 2.
         doors: what else is served while plugins are asked.
         now_s: a monotonic clock.
-        clock_s: the time in seconds since 1970.
 
     Attributes:
         reports: what plugins have said last.
@@ -115,7 +114,7 @@ class ResourceManager(StepLoop):
         self,
         manager: Manager,
         settings: PluginSettings,
-        record: AnswerRecord,
+        record: RecordFile[Record],
         imports: AnswerImport,
         *,
         telemetry: Telemetry,
@@ -123,7 +122,6 @@ class ResourceManager(StepLoop):
         v2: bool = True,
         doors: Iterable[ServedSocket] = (),
         now_s: Callable[[], float] = time.monotonic,
-        clock_s: Callable[[], float] = time.time,
     ) -> None:
         super().__init__(partial(telemetry.health.beat, NAME))
         folders, self._names = settings.folders, settings.names
@@ -136,9 +134,8 @@ class ResourceManager(StepLoop):
         self._events = telemetry.events
         self._metrics, self._health = PluginMetrics(telemetry.metrics.registry), telemetry.health
         self._changed = changed
-        self._now_s = now_s
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self.reports = PluginReports(folders, self._metrics, clock_s)
+        self.reports = PluginReports(folders, self._metrics, now_s)
         self._registry = PluginRegistry(
             folders,
             self._post,
@@ -148,9 +145,9 @@ class ResourceManager(StepLoop):
             observe=self.reports.called,
             started=self._health.watch,
         )
-        self._table = QuestionTable()
+        self._table = QuestionTable(now_s)
         self._book = AnswerBook(self._table, manager.names, self._broken, v2=v2)
-        self._admitter = PluginAdmitter(self._table, self._book, manager.snapshot, now_s, clock_s)
+        self._admitter = PluginAdmitter(self._table, self._book, manager.snapshot)
         self._rounds = PluginRounds(
             self._table,
             self._book,
@@ -158,8 +155,6 @@ class ResourceManager(StepLoop):
             manager.snapshot,
             offered=changed,
             every_s=settings.reconcile_s,
-            now_s=now_s,
-            clock_s=clock_s,
         )
         self.offers = self._rounds.offers if settings.of_node else None
         self._recalled = threading.Event()
@@ -181,7 +176,7 @@ class ResourceManager(StepLoop):
         if not self._recalled.is_set():
             self._book.load(self._record.read())
             waits = self._enabled and self._record.absent and self._imports.find()
-            self._manager.observe(plugins=self._facts())
+            self._manager.observe(plugins=self._facts(self._table.record))
             if not waits:
                 self._begin()
 
@@ -221,7 +216,7 @@ class ResourceManager(StepLoop):
 
     def _begin(self) -> None:
         """Let the loop have the answers, which only its thread knows from now on."""
-        self._table.recalled(self._now_s())
+        self._table.recalled()
         self._recalled.set()
         self.look()
 
@@ -258,7 +253,7 @@ class ResourceManager(StepLoop):
         now = self._manager.snapshot()
         due_s = min(due_s, self._admitter.prepare(now, plugins))
         if now.facts.configured and (now.facts.recovered or not now.facts.pools.places):
-            # Before that it is not known whose `cpu` plugins decide: what they list would count
+            # Before that it is not known whose `cpu` plugins decide: their lists would be
             # for no container, and they would be asked again. Nor is it known how hints are merged,
             # and which CPUs containers have by answers that are lost.
             listed_s = self._rounds.reconcile(plugins)
@@ -266,7 +261,7 @@ class ResourceManager(StepLoop):
         self._publish()
         if self.offers:
             due_s = min(due_s, self._rounds.offer(plugins))
-        return max(0.0, min(_LOOK_S, due_s - self._now_s()))
+        return max(0.0, min(_LOOK_S, due_s - self._table.now_s()))
 
     def _knocked(self, known: Introduction) -> str:
         """Take a plugin that registers; return why it is refused. Any thread may call it."""
@@ -288,7 +283,7 @@ class ResourceManager(StepLoop):
 
     def _registered(self, resource: str, worker: PluginWorker | None) -> None:
         lists = worker is not None and worker.options.reconciled
-        self._table.registered(resource, self._now_s(), serves=worker is not None, lists=lists)
+        self._table.registered(resource, serves=worker is not None, lists=lists)
         self._rounds.registered(resource)
         if worker is not None:
             self.reports.registered(resource)
@@ -315,11 +310,14 @@ class ResourceManager(StepLoop):
         known = (self._table.lost_s, self._imports.resources, answered)
         return frozenset(self._registry.plugins).union(*known)
 
-    def _facts(self) -> PluginFacts:
-        given: dict[ContainerRef, dict[str, Given]] = {}
+    def _facts(self, record: Record) -> PluginFacts:
+        """Return the facts; an answer is none before its plugin has prepared the start."""
+        given = dict(record)
         for row in self._table:
-            if row.given is not None and row.start is not Start.DUE:
-                given.setdefault(row.container, {})[row.resource] = row.given
+            if row.start is Start.DUE:
+                answers = given.pop(row.container, {})
+                if left := {name: each for name, each in answers.items() if name != row.resource}:
+                    given[row.container] = left
         return PluginFacts(
             self._served(),
             given,
@@ -345,14 +343,15 @@ class ResourceManager(StepLoop):
         )
         if state == self._published:
             return
+        record = self._table.record
         try:
-            self._record.write(self._table.record)
+            self._record.write(record)
         except HostFileError as error:
             _complain(self._failures, "record", str(error))
         else:
             _complain(self._failures, "record", "")
             self._published = state
-        facts, before = self._facts(), self._manager.snapshot().facts.plugins
+        facts, before = self._facts(record), self._manager.snapshot().facts.plugins
         if facts != before:
             self._manager.observe(plugins=facts)
             self._changed()
@@ -367,7 +366,7 @@ class ResourceManager(StepLoop):
         view, plugins = now.resolution.view, self._registry.plugins
         here = {pod.cgroup_uid for pod in view.pods if not pod.finished}
         here |= {uid for uid, grant in view.grants.of_pods if grant.source is Source.PLUGIN}
-        self._table.follow(here, plugins.keys(), self._now_s())
+        self._table.follow(here, plugins.keys())
         return self._rounds.remove(plugins)
 
 

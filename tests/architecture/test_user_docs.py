@@ -119,11 +119,9 @@ def test_the_metrics_of_a_page_are_those_of_its_process(page: str, metrics: Proc
 def test_the_page_of_operations_has_every_event() -> None:
     page = (DOCS / "operations.md").read_text()
     rooms = [ROOT / "cpupool" / room for room in ("agent", "enforce", "host", "qrm")]
-    # The other modules of NRI name its messages, and these codecs the fields of theirs.
+    # The other modules of NRI name its messages, and this client the methods of its.
     nri = [ROOT / f"cpupool/runtime/nri/{name}.py" for name in ("answers", "holding", "plugin")]
-    codecs = {
-        ROOT / f"cpupool/qrm/{name}.py" for name in ("plugin_client", "katalyst_checkpoint_codec")
-    }
+    codecs = {ROOT / "cpupool/qrm/plugin_client.py"}
     found = {path for room in rooms for path in room.glob("*.py")} - codecs
     files = [ROOT / "cpupool/core/errors.py", *nri, *found]
     texts = {

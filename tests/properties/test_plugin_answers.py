@@ -16,10 +16,10 @@ from cpupool.core.names import Names
 from cpupool.core.plugin_facts import Answer, PluginFacts
 from cpupool.core.properties import OCIProperty
 from cpupool.policies.view import DEFAULT
-from cpupool.qrm import answer_record_codec
 from cpupool.qrm.answer_book import AnswerBook
 from cpupool.qrm.bad_answers import Rule
 from cpupool.qrm.question_table import QuestionTable
+from cpupool.wire import answer_record
 from tests.unit.manager.plugged import MACHINE, manager, pod, pools, ref
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Fuzz:
         self.broken: Counter[Rule] = Counter()
         self.made = self.accepted = 0
         self.manager: Manager = manager(*PODS)
-        self.table = QuestionTable()
+        self.table = QuestionTable(lambda: 0.0)
         self.book = AnswerBook(self.table, NAMES, self._note, v2=False)
 
     def _note(self, _ref: object, _resource: str, broken: Broken) -> None:
@@ -114,7 +114,7 @@ class Fuzz:
 
     def _forget(self) -> None:
         ended = self._random.choice(PODS)
-        self.table.follow({each.cgroup_uid for each in PODS if each is not ended}, (), 0.0)
+        self.table.follow({each.cgroup_uid for each in PODS if each is not ended}, ())
 
     def _policy(self) -> None:
         policy = self._random.choice((*("qrm",) * 7, "static"))
@@ -123,9 +123,9 @@ class Fuzz:
     def record(self) -> None:
         """Check that a record holds what is kept, and that another write does nothing."""
         record = self.table.record
-        written = answer_record_codec.encode(record)
-        assert answer_record_codec.parse(written) == record
-        assert answer_record_codec.encode(answer_record_codec.parse(written)) == written
+        written = answer_record.encode(record)
+        assert answer_record.parse(written) == record
+        assert answer_record.encode(answer_record.parse(written)) == written
 
 
 def check(node: Manager) -> None:

@@ -22,8 +22,7 @@ from cpupool.manager.manager import Manager
 from cpupool.policies.qrm.policy import QRM
 from cpupool.policies.qrm.questions import PluginOptions
 from cpupool.qrm.answer_import import AnswerImport
-from cpupool.qrm.answer_record import AnswerRecord
-from cpupool.qrm.katalyst_checkpoint import KatalystCheckpoints
+from cpupool.qrm.assembly import answers_file
 from cpupool.qrm.plugin_client import PluginError
 from cpupool.qrm.question_table import Event, QuestionTable, Row
 from cpupool.qrm.resource_manager import PluginSettings, ResourceManager
@@ -157,12 +156,11 @@ class Life:
         self.role = ResourceManager(
             self.manager,
             PluginSettings((folder,), of_node=True),
-            AnswerRecord(folder / "answers.json"),
-            AnswerImport(KatalystCheckpoints([folder / "none"]), events),
+            answers_file(folder / "answers.json"),
+            AnswerImport([folder / "none"], events),
             telemetry=builders.telemetry(events=events),
             changed=lambda: None,
             now_s=lambda: self.now_s,
-            clock_s=lambda: self.now_s,
         )
         self.registry = Registry()
         self.role._registry = cast("Any", self.registry)

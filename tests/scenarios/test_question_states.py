@@ -75,7 +75,7 @@ STATES = {
     "HINTS_ASKED": At(HINTS),
     "HINTED": At(HINTS, "memory"),
     "ASKED": At(ALLOCATE),
-    "COUNTS, the other ASKED": At(ALLOCATE, "memory"),
+    "VALID, the other ASKED": At(ALLOCATE, "memory"),
     "PREPARING": At(PREPARE),
     "LEFT of HINTS_ASKED": At(HINTS, goes=True),
     "LEFT of ASKED": At(ALLOCATE, goes=True),

@@ -10,7 +10,7 @@ The test plan of the QRM proposal, and where each line is shown:
 * plugins allocate, and prefer NUMA nodes: `test_a_plugin_says_which_cpus_containers_have`, and
   `test_hints_come_first_and_their_merger_goes_with_the_request` (unit/qrm/plugin_admitter);
 * a reconcile updates cgroups: `test_a_plugin_moves_a_container_that_runs`;
-* answers are stored and resumed: tests/unit/qrm/test_answer_record_codec.py,
+* answers are stored and resumed: tests/unit/wire/test_answer_record.py,
   `test_a_killed_agent_and_a_dead_plugin_leave_every_container_where_it_is`, and at each step
   test_plugin_deaths.py;
 * podresources have what plugins say, allocated and allocatable: test_plugins_are_seen.py; with our
@@ -45,7 +45,7 @@ from cpupool.api.resourceplugin_pb2 import (
 from cpupool.api.resourceplugin_pb2_grpc import RegistrationStub
 from cpupool.core.plugin_facts import Answer, Given
 from cpupool.core.workloads import ContainerRef
-from cpupool.qrm.answer_record import AnswerRecord
+from cpupool.qrm.assembly import answers_file
 from tests.machines import MACHINES
 from tests.processes import Process
 from tests.resource_plugins import PluginDouble, Refusal
@@ -237,7 +237,7 @@ def test_the_loser_of_two_recorded_answers_is_confined_with_an_event(world: Worl
         ContainerRef(first.uid, "main"): own("2-3"),
         ContainerRef(second.uid, "main"): own("3"),
     }
-    AnswerRecord(world.folder / "var/lib/cpupool/plugin-answers.json").write(record)
+    answers_file(world.folder / "var/lib/cpupool/plugin-answers.json").write(record)
     with agent(world):
         right(world, "0-1,4-7", first="2-3", second="0-1,4-7")
         said = world.await_event("CPUContested", "second")

@@ -26,7 +26,7 @@ from cpupool.api.resourceplugin_pb2 import (
 from cpupool.core.plugin_facts import Given
 from cpupool.core.workloads import ContainerRef
 from cpupool.plugins.nic import BANDWIDTH
-from cpupool.qrm import answer_record_codec
+from cpupool.wire import answer_record
 from tests.resource_plugins import Refusal
 from tests.scenarios.seeds.examples import values
 from tests.scenarios.seeds.test_qos_resource_manager import (
@@ -205,7 +205,7 @@ def as_proposed(_world: World, asking: Asking, _pod: Pod) -> Began:
 
 def as_answered(world: World, _asking: Asking, pod: Pod) -> Began:
     """Return what the agent has recorded, before the container was created."""
-    given = answer_record_codec.parse(world.node.root.answers.read_bytes())
+    given = answer_record.parse(world.node.root.answers.read_bytes())
     has = given.get(ContainerRef(pod.uid, "main"), {})
     cpus, memory = has.get("cpu", Given(0.0)), has.get("memory", Given(0.0))
     return Began(str(cpus.cpus), str(memory.memory) or ANY, str(cpus.cpus) * cpus.exclusive)

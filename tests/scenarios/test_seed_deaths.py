@@ -20,7 +20,7 @@ from cpupool.core.names import REQUIRED_PLUGINS
 from cpupool.core.workloads import ContainerRef
 from cpupool.plugins import state_codec
 from cpupool.plugins.nic import BANDWIDTH
-from cpupool.qrm import answer_record_codec
+from cpupool.wire import answer_record
 from tests import dying
 from tests.processes import Process
 from tests.scenarios.seeds.test_qos_resource_manager import (
@@ -329,7 +329,7 @@ def own(role: str) -> Mapping[str, str]:
 
 def has_memory(world: World, *pods: Pod) -> bool:
     """Return whether the agent has an answer about the memory of each pod."""
-    record = answer_record_codec.parse(world.node.root.answers.read_bytes())
+    record = answer_record.parse(world.node.root.answers.read_bytes())
     return all("memory" in record.get(ContainerRef(pod.uid, "main"), {}) for pod in pods)
 
 
@@ -344,7 +344,7 @@ def memories(world: World) -> Mapping[str, str]:
 
 def agree(world: World, *plugins: str) -> Mapping[ContainerRef, Mapping[str, Given]]:
     """Return the agent's record, after each plugin's state is seen to have the same containers."""
-    record = answer_record_codec.parse(world.node.root.answers.read_bytes())
+    record = answer_record.parse(world.node.root.answers.read_bytes())
     for name in plugins:
         path = world.folder / f"var/lib/cpupool/plugins/{name}.json"
         held = state_codec.parse(path.read_bytes()).held.values()

@@ -19,7 +19,7 @@ from cpupool.api.resourceplugin_pb2 import ResourceAllocationInfo
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.workloads import ContainerRef
 from cpupool.plugins.nic import BANDWIDTH, NEAR_NIC
-from cpupool.qrm import answer_record_codec
+from cpupool.wire import answer_record
 from tests.machines import Machine
 from tests.processes import Process
 from tests.scenarios.seeds.examples import values
@@ -344,7 +344,7 @@ def write_nics(world: World) -> None:
 
 def given(world: World, pod: Pod) -> Mapping[str, Given]:
     """Return what the agent has recorded for a pod's container: resource → answer."""
-    record = answer_record_codec.parse(world.node.root.answers.read_bytes())
+    record = answer_record.parse(world.node.root.answers.read_bytes())
     return record.get(ContainerRef(pod.uid, "main"), {})
 
 

@@ -26,7 +26,7 @@ class Node:
 
     def __post_init__(self) -> None:
         self.manager = manager(A, B)
-        self.table = QuestionTable()
+        self.table = QuestionTable(lambda: 0.0)
         self.book = AnswerBook(self.table, Names(), self._note)
 
     def _note(self, _ref: object, resource: str, broken: Broken) -> None:
@@ -73,7 +73,7 @@ def test_an_answer_that_stays_bad_is_told_once() -> None:
     node.take(a=own("3-4"))
     node.take(a=own("8-9"))
     assert node.broken == ["cpu: outside"] * 2
-    node.table.follow({B.cgroup_uid}, (), 0.0)
+    node.table.follow({B.cgroup_uid}, ())
     node.take(a=own("8-9"))
     assert node.broken == ["cpu: outside"] * 3
 
@@ -154,7 +154,7 @@ def test_of_two_new_answers_with_one_cpu_one_counts() -> None:
 def test_what_is_forgotten_is_free() -> None:
     node = Node()
     node.take(a=own("2-3"))
-    node.table.follow({B.cgroup_uid}, (), 0.0)
+    node.table.follow({B.cgroup_uid}, ())
     node.publish()
     assert node.table.record == {}
     node.take(b=own("2-3"))

@@ -51,7 +51,7 @@ class Node:
         """Let an agent take over; the pods are the older, the earlier in the alphabet."""
         names = sorted({*self.recorded, *self.noted, *self.runs})
         pods = [self._pod(at, name) for at, name in enumerate(names)]
-        self.table = QuestionTable()
+        self.table = QuestionTable(lambda: 0.0)
         self.book = AnswerBook(self.table, Names(), lambda *_said: None)
         self.book.load(
             {ref(name): {"cpu": cpus(text, exclusive=True)} for name, text in self.recorded.items()}

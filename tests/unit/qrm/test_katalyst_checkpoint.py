@@ -13,7 +13,7 @@ from cpupool.core.errors import CPUPoolError
 from cpupool.core.plugin_facts import Answer
 from cpupool.core.workloads import ContainerRef
 from cpupool.qrm import katalyst_checkpoint
-from cpupool.qrm.katalyst_checkpoint import MAX_BYTES, KatalystCheckpoints
+from cpupool.qrm.katalyst_checkpoint import MAX_BYTES
 from tests.qrm_checkpoints import Recorded, text, written
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ GIB = 1024**3
 def read(folder: Path, *recorded: Recorded) -> Mapping[ContainerRef, Answers]:
     file = folder / "kubelet_qrm_checkpoint"
     file.write_bytes(written(*recorded))
-    return KatalystCheckpoints([file]).answers()
+    return katalyst_checkpoint.answers([file])
 
 
 def test_every_answer_of_every_container_is_read(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_an_answer_that_lacks_more_than_an_amount_is_left_out_with_a_word(
 
 
 def test_without_a_file_there_is_no_answer(tmp_path: Path) -> None:
-    assert KatalystCheckpoints([tmp_path / "a", tmp_path / "missing/b"]).answers() == {}
+    assert katalyst_checkpoint.answers([tmp_path / "a", tmp_path / "missing/b"]) == {}
 
 
 @pytest.mark.parametrize("younger", ["a", "b"])
@@ -101,13 +101,13 @@ def test_the_file_that_was_written_last_counts(tmp_path: Path, younger: str) -> 
     for name in ("a", "b"):
         (tmp_path / name).write_bytes(written(Recorded.cpus(name, "2")))
         os.utime(tmp_path / name, ns=(0, 2 if name == younger else 1))
-    found = KatalystCheckpoints([tmp_path / "a", tmp_path / "b"]).answers()
+    found = katalyst_checkpoint.answers([tmp_path / "a", tmp_path / "b"])
     assert set(found) == {ContainerRef(younger, "main")}
 
 
 def refusal(path: Path) -> str:
     with pytest.raises(CPUPoolError) as caught:
-        KatalystCheckpoints([path.parent / "missing", path]).answers()
+        katalyst_checkpoint.answers([path.parent / "missing", path])
     return str(caught.value)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -215,7 +216,7 @@ def test_a_call_that_ends_with_its_plugin_says_nothing_of_the_next_plugin(node: 
     (before,) = node.role._registry.workers
     try:
         node.plugin(name="new")
-        node.until(lambda: before.closed and not before.runs)
+        node.until(lambda: before.closed and not before.thread.runs)
         assert node.manager.snapshot().facts.plugins.answering == {"cpu"}
         assert states(node)["new.sock"] == ("cpu", "")
     finally:
@@ -271,9 +272,10 @@ def test_a_socket_that_serves_nothing_says_why(node: Node) -> None:
     node.until(lambda: "no CPU is left" in states(node)["mute.sock"][1])
 
 
-def test_the_times_of_answers_are_those_of_the_clock() -> None:
-    reports = PluginReports([Path("/plugins")], PluginMetrics(Metrics().registry))
-    table = QuestionTable()
+def test_the_times_of_answers_are_those_of_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "time", lambda: 1000.0)
+    reports = PluginReports([Path("/plugins")], PluginMetrics(Metrics().registry), lambda: 1000.0)
+    table = QuestionTable(lambda: 0.0)
     main, other = ContainerRef("a-uid", "main"), ContainerRef("b", "main")
     table.row(main, "cpu").confirmed_s = 0.0
     table.row(main, "memory").confirmed_s = 119.0
@@ -287,19 +289,23 @@ def test_the_times_of_answers_are_those_of_the_clock() -> None:
         (main, "memory"): "1970-01-01T00:01:00Z",
         (other, "memory"): "1970-01-01T00:01:00Z",
     }
-    table.follow({"b"}, (), 0.0)
+    # The machine's clock is set.
+    monkeypatch.setattr(time, "time", lambda: 1600.0)
+    assert reports.report().confirmed[main, "cpu"] == "1970-01-01T00:10:00Z"
+    table.follow({"b"}, ())
     reports.keep((), (), table)
     assert reports.report().confirmed.keys() == {(other, "memory")}
 
 
-def test_a_call_that_fails_confirms_nothing(node: Node) -> None:
+def test_a_call_that_fails_confirms_nothing(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     plugin = node.plugin()
     plugin.answers("Allocate", GONE)
     node.run(pod("a"))
     node.until(node.refusal)
     assert not node.role.reports.report().confirmed
     plugin.answers("Allocate", answer("1-2"))
-    node.now_s, node.clock_s = 1.5, 180.0
+    node.now_s = 1.5
+    monkeypatch.setattr(time, "time", lambda: 180.0)
     node.until(lambda: node.cpus() == "1-2")
     assert node.role.reports.report().confirmed == {(ref("a"), "cpu"): "1970-01-01T00:03:00Z"}
 

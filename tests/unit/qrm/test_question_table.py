@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 
@@ -44,6 +44,18 @@ MAIN, OTHER = ref("a"), ContainerRef("a-uid", "other")
 OWN = cpus("1-2", exclusive=True)
 QUESTION = Question.of(pod("a"), container(), "cpu", 2.0)
 ONE, TWO = ContainerID("one"), ContainerID("two")
+
+
+class Table(QuestionTable):
+    """A table with a clock that the test sets."""
+
+    def __init__(self) -> None:
+        self._at_s = 0.0
+        super().__init__(lambda: self._at_s)
+
+    def at(self, now_s: float) -> Self:
+        self._at_s = now_s
+        return self
 
 
 def states(row: Row) -> States:
@@ -86,9 +98,9 @@ def ways() -> dict[States, tuple[Event, ...]]:
 WAYS = ways()
 
 
-def walk(events: Iterable[Event]) -> tuple[QuestionTable, Row]:
+def walk(events: Iterable[Event]) -> tuple[Table, Row]:
     """Return a table with a question after some events."""
-    table = QuestionTable()
+    table = Table()
     row = table.row(MAIN, "cpu")
     for event in events:
         table.move(row, event)
@@ -180,7 +192,7 @@ IS_ASKED = {
     Event.RELEASE: ({Call.QUIET}, Call.QUIET),
 }
 """Event → where it can happen, and where it leads."""
-ANSWERS = {Event.GOOD: Has.COUNTS, Event.KEEP: Has.KEPT, Event.FORGET: Has.NOTHING}
+ANSWERS = {Event.GOOD: Has.VALID, Event.KEEP: Has.KEPT, Event.FORGET: Has.NOTHING}
 STARTS = {
     Event.MUST_PREPARE: ({*Start}, Start.DUE),
     Event.ADOPT: ({Start.FREE}, Start.USED),
@@ -211,7 +223,7 @@ def test_a_bad_answer_takes_the_place_of_none_that_counts() -> None:
     same = {has: has for has in Has}
     assert rows(HAS, Event.ASK) == same | {Has.NOTHING: Has.PERHAPS}
     assert rows(HAS, Event.BAD) == same | dict.fromkeys((Has.NOTHING, Has.PERHAPS), Has.BAD)
-    assert rows(HAS, Event.CONTESTED) == dict.fromkeys((Has.COUNTS, Has.KEPT), Has.BAD)
+    assert rows(HAS, Event.CONTESTED) == dict.fromkeys((Has.VALID, Has.KEPT), Has.BAD)
     assert {event for _, event in HAS} == {*ANSWERS, Event.ASK, Event.BAD, Event.CONTESTED}
 
 
@@ -242,14 +254,14 @@ USUAL = [
     (Event.ASK, (Call.ASKED, Has.PERHAPS, Start.FREE)),
     (Event.ANSWERED, (Call.QUIET, Has.PERHAPS, Start.FREE)),
     (Event.MUST_PREPARE, (Call.QUIET, Has.PERHAPS, Start.DUE)),
-    (Event.GOOD, (Call.QUIET, Has.COUNTS, Start.DUE)),
-    (Event.PREPARE, (Call.PREPARING, Has.COUNTS, Start.DUE)),
-    (Event.PREPARED, (Call.QUIET, Has.COUNTS, Start.READY)),
-    (Event.START, (Call.QUIET, Has.COUNTS, Start.USED)),
-    (Event.PREPARE, (Call.PREPARING, Has.COUNTS, Start.USED)),
-    (Event.REFUSED, (Call.QUIET, Has.COUNTS, Start.USED)),
-    (Event.ASK, (Call.ASKED, Has.COUNTS, Start.USED)),
-    (Event.BAD, (Call.ASKED, Has.COUNTS, Start.USED)),
+    (Event.GOOD, (Call.QUIET, Has.VALID, Start.DUE)),
+    (Event.PREPARE, (Call.PREPARING, Has.VALID, Start.DUE)),
+    (Event.PREPARED, (Call.QUIET, Has.VALID, Start.READY)),
+    (Event.START, (Call.QUIET, Has.VALID, Start.USED)),
+    (Event.PREPARE, (Call.PREPARING, Has.VALID, Start.USED)),
+    (Event.REFUSED, (Call.QUIET, Has.VALID, Start.USED)),
+    (Event.ASK, (Call.ASKED, Has.VALID, Start.USED)),
+    (Event.BAD, (Call.ASKED, Has.VALID, Start.USED)),
     (Event.FORGET, (Call.LEFT, Has.NOTHING, Start.FREE)),
     (Event.ANSWERED, (Call.QUIET, Has.NOTHING, Start.FREE)),
     (Event.FORGET, (Call.GONE, Has.NOTHING, Start.FREE)),
@@ -264,49 +276,49 @@ def test_the_way_of_a_question_is_that_of_the_theory() -> None:
     assert list(table) == []
 
 
-def entered(table: QuestionTable, event: Event, given: Given = OWN) -> Row:
+def entered(table: Table, event: Event, given: Given = OWN) -> Row:
     row = table.row(MAIN, "cpu")
     table.enter(row, event, given)
     return row
 
 
 def test_an_answer_is_recorded_until_its_pod_has_ended_and_its_plugin_forgets_it() -> None:
-    table = QuestionTable()
+    table = Table()
     row = entered(table, Event.GOOD)
     assert (table.record, row.own) == ({MAIN: {"cpu": OWN}}, CPUSet.of(1, 2))
-    table.follow({"a-uid"}, {"cpu"}, 0.0)
+    table.at(0.0).follow({"a-uid"}, {"cpu"})
     assert table.ending("cpu") == []
-    table.follow((), {"cpu"}, 1.0)
+    table.at(1.0).follow((), {"cpu"})
     assert table.ending("cpu") == ["a-uid"]
     assert table.grace_s() == 1.0 + GRACE_S
     table.forgot("cpu", ["a-uid"])
     assert (table.ending("cpu"), table.record) == ([], {MAIN: {"cpu": OWN}})
-    table.follow((), {"cpu"}, 2.0)
+    table.at(2.0).follow((), {"cpu"})
     assert table.record == {}
     assert table.grace_s() == math.inf
 
 
 def test_a_pod_that_returns_is_forgotten_by_all_plugins_when_it_ends_again() -> None:
-    table = QuestionTable()
+    table = Table()
     entered(table, Event.GOOD)
-    table.follow((), {"cpu", "memory"}, 0.0)
+    table.at(0.0).follow((), {"cpu", "memory"})
     table.forgot("cpu", ["a-uid"])
-    table.follow({"a-uid"}, {"cpu", "memory"}, 1.0)
+    table.at(1.0).follow({"a-uid"}, {"cpu", "memory"})
     # It was asked to forget the pod before this returned.
     table.forgot("memory", ["a-uid"])
-    table.follow((), {"cpu", "memory"}, 2.0)
+    table.at(2.0).follow((), {"cpu", "memory"})
     assert (table.ending("cpu"), table.ending("memory")) == (["a-uid"], ["a-uid"])
     assert table.grace_s() == 2.0 + GRACE_S
 
 
 def test_a_pod_that_returns_keeps_what_a_plugin_has_forgotten_and_this_is_asked_again() -> None:
-    table = QuestionTable()
+    table = Table()
     cpu, memory = entered(table, Event.GOOD), table.row(MAIN, "memory")
     table.enter(memory, Event.GOOD, OWN)
-    table.follow((), {"cpu", "memory"}, 0.0)
+    table.at(0.0).follow((), {"cpu", "memory"})
     table.forgot("cpu", ["a-uid"])
-    table.follow({"a-uid"}, {"cpu", "memory"}, 1.0)
-    assert [row.has for row in (cpu, memory)] == [Has.KEPT, Has.COUNTS]
+    table.at(1.0).follow({"a-uid"}, {"cpu", "memory"})
+    assert [row.has for row in (cpu, memory)] == [Has.KEPT, Has.VALID]
     assert cpu.given == replace(OWN, kept=True)
     table.forgot("memory", ["a-uid"])
     assert memory.given == replace(OWN, kept=True)
@@ -317,49 +329,49 @@ def test_a_pod_that_returns_keeps_what_a_plugin_has_forgotten_and_this_is_asked_
 
 def test_a_pod_of_which_no_plugin_knows_is_forgotten_at_once() -> None:
     table, row = walk([Event.ASK_HINTS, Event.HEARD])
-    table.refuse(MAIN, "no NUMA nodes", 0.0)
-    assert table.next_s(0.0) == 1.0
-    table.follow((), {"cpu"}, 0.0)
-    assert (list(table), table.refusals, table.next_s(0.0)) == ([], {}, math.inf)
+    table.at(0.0).refuse(MAIN, "no NUMA nodes")
+    assert table.at(0.0).next_s() == 1.0
+    table.at(0.0).follow((), {"cpu"})
+    assert (list(table), table.refusals, table.at(0.0).next_s()) == ([], {}, math.inf)
     assert row.call is Call.GONE
 
 
 def test_a_plugin_that_was_asked_and_is_away_is_awaited() -> None:
-    table = QuestionTable()
+    table = Table()
     table.move(table.row(MAIN, "cpu"), Event.ASK)
-    table.registered("cpu", 1.0, serves=False)
-    table.follow((), (), 2.0)
+    table.at(1.0).registered("cpu", serves=False)
+    table.at(2.0).follow((), ())
     assert table.ending("cpu") == [MAIN.pod]
-    table.registered("cpu", 3.0, serves=True)
+    table.at(3.0).registered("cpu", serves=True)
     table.forgot("cpu", [MAIN.pod])
-    table.follow((), ("cpu",), 4.0)
+    table.at(4.0).follow((), ("cpu",))
     assert table.ending("cpu") == []
 
 
 def test_a_plugin_of_a_recorded_answer_forgets_a_pod_that_ended_without_an_agent() -> None:
-    table = QuestionTable()
+    table = Table()
     entered(table, Event.GOOD)
-    table.recalled(1.0)
-    table.follow((), (), 2.0)
+    table.at(1.0).recalled()
+    table.at(2.0).follow((), ())
     assert table.ending("cpu") == [MAIN.pod]
-    table.registered("cpu", 3.0, serves=True)
+    table.at(3.0).registered("cpu", serves=True)
     table.forgot("cpu", [MAIN.pod])
-    table.follow((), ("cpu",), 4.0)
+    table.at(4.0).follow((), ("cpu",))
     assert (table.ending("cpu"), table.record) == ([], {})
 
 
 def test_an_answer_that_comes_late_lets_the_plugin_forget_the_pod_again() -> None:
     table, row = walk([Event.ASK])
-    table.follow((), {"cpu"}, 0.0)
-    table.follow((), {"cpu"}, GRACE_S)
+    table.at(0.0).follow((), {"cpu"})
+    table.at(GRACE_S).follow((), {"cpu"})
     assert row.call is Call.LEFT
     for now_s in (1.0, 2.0):
-        table.follow((), {"cpu"}, GRACE_S + now_s)
+        table.at(GRACE_S + now_s).follow((), {"cpu"})
     assert table.ending("cpu") == []
 
     assert table.hear(row, Event.ANSWERED)
     table.enter(row, Event.GOOD, OWN)
-    table.follow((), {"cpu"}, GRACE_S + 3.0)
+    table.at(GRACE_S + 3.0).follow((), {"cpu"})
     assert table.ending("cpu") == ["a-uid"]
 
 
@@ -374,40 +386,40 @@ def test_an_answer_that_comes_late_lets_the_plugin_forget_the_pod_again() -> Non
 )
 def test_another_end_of_a_call_that_comes_late_is_of_no_interest(asked: Event, ends: Event) -> None:
     table, row = walk([asked])
-    table.follow((), {"cpu"}, 0.0)
-    table.follow((), {"cpu"}, GRACE_S)
+    table.at(0.0).follow((), {"cpu"})
+    table.at(GRACE_S).follow((), {"cpu"})
     assert not table.hear(row, ends)
-    table.follow((), {"cpu"}, GRACE_S)
+    table.at(GRACE_S).follow((), {"cpu"})
     assert list(table) == []
 
 
 def test_what_is_listed_of_a_pod_that_is_back_stays_after_a_late_end() -> None:
     table, row = walk([Event.ASK_HINTS])
-    table.follow((), {"cpu"}, 0.0)
+    table.at(0.0).follow((), {"cpu"})
     table.enter(row, Event.GOOD, OWN)
     assert not table.hear(row, Event.HEARD)
-    table.follow({"a-uid"}, {"cpu"}, 1.0)
+    table.at(1.0).follow({"a-uid"}, {"cpu"})
     assert table.record == {MAIN: {"cpu": OWN}}
 
 
 def test_a_refusal_drops_the_hints_of_the_whole_pod_and_of_no_other() -> None:
-    table = QuestionTable()
+    table = Table()
     rows = [table.row(of, "cpu") for of in (MAIN, OTHER, ref("b"))]
     for row in rows:
         table.move(row, Event.ASK_HINTS)
         table.hear(row, Event.HEARD)
         row.hints = Heard(None)
-    assert table.refuse(OTHER, "no room", 0.0)
-    assert not table.refuse(OTHER, "no room", 1.0)
+    assert table.at(0.0).refuse(OTHER, "no room")
+    assert not table.at(1.0).refuse(OTHER, "no room")
     assert [row.hints for row in rows] == [None, None, Heard(None)]
     assert [row.call for row in rows] == [Call.QUIET, Call.QUIET, Call.HINTED]
-    assert (table.waits([MAIN, OTHER], 2.9), table.waits([MAIN, OTHER], 3.0)) == (True, False)
-    assert (table.next_s(2.9), table.next_s(3.0)) == (3.0, math.inf)
+    assert (table.at(2.9).waits([MAIN, OTHER]), table.at(3.0).waits([MAIN, OTHER])) == (True, False)
+    assert (table.at(2.9).next_s(), table.at(3.0).next_s()) == (3.0, math.inf)
 
 
 def test_a_container_waits_while_its_plugin_is_asked_and_not_while_it_prepares() -> None:
     waits = {
-        way[-1]: table.waits([MAIN], 0.0)
+        way[-1]: table.at(0.0).waits([MAIN])
         for way in (
             [Event.ASK_HINTS],
             [Event.ASK_HINTS, Event.HEARD],
@@ -425,23 +437,23 @@ def test_a_container_waits_while_its_plugin_is_asked_and_not_while_it_prepares()
 
 
 def test_another_plugin_is_asked_anew_and_without_a_pause() -> None:
-    table = QuestionTable()
+    table = Table()
     for resource in ("cpu", "memory"):
         table.move(table.row(MAIN, resource), Event.ASK)
-    table.refuse(OTHER, "no room", 0.0)
-    table.registered("cpu", 5.0, serves=False)
+    table.at(0.0).refuse(OTHER, "no room")
+    table.at(5.0).registered("cpu", serves=False)
     assert [row.call for row in table] == [Call.QUIET, Call.ASKED]
-    assert (table.lost_s, table.next_s(0.0)) == ({"cpu": 5.0}, math.inf)
+    assert (table.lost_s, table.at(0.0).next_s()) == ({"cpu": 5.0}, math.inf)
     assert table.refusals == {OTHER: "no room"}
-    table.registered("cpu", 6.0, serves=True, lists=True)
+    table.at(6.0).registered("cpu", serves=True, lists=True)
     assert (table.lost_s, table.unlisted) == ({}, {"cpu"})
-    table.registered("cpu", 7.0, serves=False)
-    table.follow((), (), 7.0 + GRACE_S)
+    table.at(7.0).registered("cpu", serves=False)
+    table.at(7.0 + GRACE_S).follow((), ())
     assert (table.lost_s, table.unlisted) == ({}, set())
 
 
 def test_a_preparation_serves_one_instance() -> None:
-    table = QuestionTable()
+    table = Table()
     row = entered(table, Event.GOOD)
     table.prepare(row, QUESTION)
     assert table.serve(row, [])
@@ -456,7 +468,7 @@ def test_a_preparation_serves_one_instance() -> None:
 
 
 def test_no_instance_has_a_preparation_before_all_plugins_have_prepared() -> None:
-    table = QuestionTable()
+    table = Table()
     rows = [entered(table, Event.GOOD), table.row(MAIN, "memory")]
     table.enter(rows[1], Event.GOOD, OWN)
     for row in rows:
@@ -474,11 +486,11 @@ def test_no_instance_has_a_preparation_before_all_plugins_have_prepared() -> Non
 
 
 def test_what_runs_was_prepared_and_a_failure_is_told_once() -> None:
-    table = QuestionTable()
+    table = Table()
     row = entered(table, Event.GOOD)
     table.prepare(row, QUESTION, frozenset([ONE]))
     assert not table.serve(row, [ONE])
-    assert [table.unprepared(row, "no room", now_s) for now_s in (0.0, 1.0)] == [True, False]
+    assert [table.at(now_s).unprepared(row, "no room") for now_s in (0.0, 1.0)] == [True, False]
     assert (table.refusals, row.attempt.due_s) == ({MAIN: "no room"}, 3.0)
     table.move(row, Event.RELEASE)
     assert (table.refusals, table.prepared) == ({}, {})

@@ -18,8 +18,7 @@ from cpupool.core.workloads import ContainerKind
 from cpupool.manager.manager import Manager
 from cpupool.policies.qrm.questions import PluginOptions
 from cpupool.qrm.answer_import import AnswerImport
-from cpupool.qrm.answer_record import AnswerRecord
-from cpupool.qrm.katalyst_checkpoint import KatalystCheckpoints
+from cpupool.qrm.assembly import answers_file
 from cpupool.qrm.plugin_client import Introduction
 from cpupool.qrm.resource_manager import PluginSettings, ResourceManager
 from cpupool.telemetry.metrics import Metrics
@@ -77,7 +76,6 @@ class Node:
     Attributes:
         role: the role of the agent that runs now.
         now_s: the time of the monotonic clock.
-        clock_s: the time in seconds since 1970.
         of_node: whether plugins are asked what the node has, too.
     """
 
@@ -89,7 +87,7 @@ class Node:
         self.checkpoint = folder / "kubelet_qrm_checkpoint"
         self.events = Heard()
         self.pods: tuple[Pod, ...] = ()
-        self.now_s = self.clock_s = 0.0
+        self.now_s = 0.0
         self.changes = 0
         self.of_node = False
         self._opened = ExitStack()
@@ -115,12 +113,11 @@ class Node:
         self._role = ResourceManager(
             self.manager,
             PluginSettings(tuple(self.folders), MILLI, of_node=self.of_node),
-            AnswerRecord(self.file),
-            AnswerImport(KatalystCheckpoints([self.checkpoint]), self.events),
+            answers_file(self.file),
+            AnswerImport([self.checkpoint], self.events),
             telemetry=builders.telemetry(events=self.events, metrics=self.metrics),
             changed=self._note,
             now_s=lambda: self.now_s,
-            clock_s=lambda: self.clock_s,
         )
         self.role.recall()
         self.manager.adopt(())

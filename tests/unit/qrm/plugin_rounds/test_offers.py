@@ -137,11 +137,9 @@ class Silent:
 def test_a_question_without_an_answer_is_not_asked_again() -> None:
     times, nobody = [0.0], cast("Any", None)
     rounds = PluginRounds(
-        *(QuestionTable(), nobody, nobody, nobody),
+        *(QuestionTable(lambda: times[-1]), nobody, nobody, nobody),
         offered=lambda: None,
         every_s=1.0,
-        now_s=lambda: times[-1],
-        clock_s=lambda: 0.0,
     )
     silent = Silent()
     for _ in range(3):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cpupool.api.resourceplugin_pb2 import RemovePodRequest
-from cpupool.qrm.answer_record import AnswerRecord
+from cpupool.qrm.assembly import answers_file
 from cpupool.qrm.question_table import GRACE_S
 from tests.unit.manager.plugged import pod
 from tests.unit.qrm.test_resource_manager import DEDICATED, FULL, Node, answer
@@ -21,7 +21,7 @@ def removed(plugin: PluginDouble) -> list[str]:
 
 def known(node: Node) -> set[str]:
     """Return the pods with an answer."""
-    return {container.pod for container in AnswerRecord(node.file).read()}
+    return {container.pod for container in answers_file(node.file).read()}
 
 
 def ended(node: Node, *names: str) -> PluginDouble:
@@ -59,7 +59,7 @@ def test_the_plugin_forgets_a_pod_that_has_ended(node: Node) -> None:
     node.manager.observe(idle=frozenset({"a-uid"}))
     node.until(lambda: node.cpus() == "nothing")
     assert removed(plugin) == ["a-uid"]
-    assert not AnswerRecord(node.file).read()
+    assert not answers_file(node.file).read()
 
 
 def test_a_plugin_that_forgets_no_pod_is_asked_later_and_later(node: Node) -> None:

@@ -9,7 +9,7 @@ import pytest
 from cpupool.api import podresources_pb2 as shown
 from cpupool.api import resourceplugin_pb2 as said
 from cpupool.core.workloads import ContainerRef
-from cpupool.qrm.aware_answers import BadPlace, of_container, of_node
+from cpupool.qrm.plugin_messages import Unusable, placed, stock
 from tests.machines import MACHINES
 
 NUMA = MACHINES["arm_no_smt"].topology()
@@ -43,7 +43,7 @@ def answer(resource: str = "NIC", **place: Any) -> said.GetTopologyAwareResource
     )
 
 
-def stock(capacity: float = 2.0, **place: Any) -> Any:
+def offered(capacity: float = 2.0, **place: Any) -> Any:
     each = said.AllocatableTopologyAwareResource(
         is_scalar_resource=True,
         aggregated_allocatable_quantity=1.0,
@@ -56,7 +56,7 @@ def stock(capacity: float = 2.0, **place: Any) -> Any:
 
 def test_every_field_of_an_answer_passes() -> None:
     place = shown.TopologyAwareQuantity(**NIC)
-    assert of_container(answer(), REF, NUMA) == {
+    assert placed(answer(), REF, NUMA) == {
         "NIC": shown.TopologyAwareResource(
             resource_name="NIC",
             is_node_resource=True,
@@ -66,7 +66,7 @@ def test_every_field_of_an_answer_passes() -> None:
             original_topology_aware_quantity_list=[place],
         )
     }
-    assert of_node(stock(), NUMA) == {
+    assert stock(offered(), NUMA) == {
         "NIC": shown.AllocatableTopologyAwareResource(
             resource_name="NIC",
             is_scalar_resource=True,
@@ -82,8 +82,8 @@ def test_an_answer_may_leave_out_whom_it_is_about() -> None:
     found = answer()
     found.ClearField("pod_uid")
     found.container_topology_aware_resources.ClearField("container_name")
-    assert of_container(found, REF, NUMA).keys() == {"NIC"}
-    assert of_container(said.GetTopologyAwareResourcesResponse(), REF, NUMA) == {}
+    assert placed(found, REF, NUMA).keys() == {"NIC"}
+    assert placed(said.GetTopologyAwareResourcesResponse(), REF, NUMA) == {}
 
 
 @pytest.mark.parametrize(
@@ -104,46 +104,46 @@ def test_an_answer_may_leave_out_whom_it_is_about() -> None:
     ],
 )
 def test_a_bad_place_is_refused(place: dict[str, Any], words: str) -> None:
-    with pytest.raises(BadPlace, match=words):
-        of_container(answer(**place), REF, NUMA)
+    with pytest.raises(Unusable, match=words):
+        placed(answer(**place), REF, NUMA)
     if "bytes" not in words:
-        with pytest.raises(BadPlace, match=words):
-            of_node(stock(**place), NUMA)
+        with pytest.raises(Unusable, match=words):
+            stock(offered(**place), NUMA)
 
 
 def test_what_is_not_asked_for_is_refused() -> None:
     found = answer()
     found.container_topology_aware_resources.container_name = "other"
-    with pytest.raises(BadPlace, match="container 'other' of pod 'uid'"):
-        of_container(found, REF, NUMA)
-    with pytest.raises(BadPlace, match="of pod 'uid'"):
-        of_container(answer(), ContainerRef("another", "main"), NUMA)
+    with pytest.raises(Unusable, match="container 'other' of pod 'uid'"):
+        placed(found, REF, NUMA)
+    with pytest.raises(Unusable, match="of pod 'uid'"):
+        placed(answer(), ContainerRef("another", "main"), NUMA)
 
 
 def test_an_amount_and_a_name_of_a_resource_are_checked() -> None:
-    with pytest.raises(BadPlace, match="nan"):
-        of_node(stock(capacity=math.nan), NUMA)
+    with pytest.raises(Unusable, match="nan"):
+        stock(offered(capacity=math.nan), NUMA)
     found = answer()
     resources = found.container_topology_aware_resources.allocated_resources
     resources["NIC"].original_aggregated_quantity = -1.0
-    with pytest.raises(BadPlace, match="-1"):
-        of_container(found, REF, NUMA)
+    with pytest.raises(Unusable, match="-1"):
+        placed(found, REF, NUMA)
     for name in ("", "two words", "e" * 400):
-        with pytest.raises(BadPlace, match="names no resource"):
-            of_container(answer(name), REF, NUMA)
+        with pytest.raises(Unusable, match="names no resource"):
+            placed(answer(name), REF, NUMA)
 
 
 def test_an_answer_about_the_node_is_bounded() -> None:
     found = said.GetTopologyAwareAllocatableResourcesResponse()
     for number in range(700):
         found.allocatable_resources[f"example.com/nic{number}"].CopyFrom(
-            stock().allocatable_resources["NIC"]
+            offered().allocatable_resources["NIC"]
         )
-    with pytest.raises(BadPlace, match="bytes about the node, more than 65536"):
-        of_node(found, NUMA)
+    with pytest.raises(Unusable, match="bytes about the node, more than 65536"):
+        stock(found, NUMA)
 
 
 def test_a_machine_without_numa_has_its_first_node() -> None:
     flat = replace(NUMA, nodes={})
     one = answer(node=0, topology_level="NUMA")
-    assert of_container(one, REF, flat).keys() == {"NIC"}
+    assert placed(one, REF, flat).keys() == {"NIC"}

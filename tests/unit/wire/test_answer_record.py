@@ -11,7 +11,7 @@ from cpupool.core.cpu_manager import TopologyHint
 from cpupool.core.errors import RemoteProtocolError
 from cpupool.core.plugin_facts import Answer, Given
 from cpupool.core.workloads import ContainerRef
-from cpupool.qrm import answer_record_codec
+from cpupool.wire import answer_record
 from cpupool.wire.checkpoints import Reader
 from cpupool.wire.sealed import Sealed
 
@@ -41,8 +41,8 @@ RECORD = {
 
 
 def test_a_record_is_read_as_it_was_written() -> None:
-    assert answer_record_codec.parse(answer_record_codec.encode(RECORD)) == RECORD
-    assert answer_record_codec.parse(answer_record_codec.encode({})) == {}
+    assert answer_record.parse(answer_record.encode(RECORD)) == RECORD
+    assert answer_record.parse(answer_record.encode({})) == {}
 
 
 @pytest.mark.parametrize(
@@ -55,10 +55,10 @@ def test_a_record_is_read_as_it_was_written() -> None:
     ],
 )
 def test_a_damaged_record_is_refused(damage: Callable[[str], str], what: str) -> None:
-    text = damage(answer_record_codec.encode(RECORD).decode())
+    text = damage(answer_record.encode(RECORD).decode())
 
     with pytest.raises(RemoteProtocolError, match=what) as error:
-        answer_record_codec.parse(text.encode())
+        answer_record.parse(text.encode())
 
     assert "the plugins are asked again" in str(error.value)
 
@@ -108,19 +108,19 @@ FORGED: tuple[object, ...] = (
 
 
 def test_a_forged_record_with_the_right_checksum_is_refused_or_read_as_it_is_written() -> None:
-    entries = json.loads(answer_record_codec.encode(RECORD))["entries"]
+    entries = json.loads(answer_record.encode(RECORD))["entries"]
     sealed = Sealed(Reader("a test", "nothing"), 1)
     refused = read = 0
     for path in _places(entries):
         for other in FORGED if path else ():
             data = sealed.encode(_with(entries, path, other))
             try:
-                record = answer_record_codec.parse(data)
+                record = answer_record.parse(data)
             except RemoteProtocolError:
                 refused += 1
             else:
                 read += 1
-                assert answer_record_codec.parse(answer_record_codec.encode(record)) == record
+                assert answer_record.parse(answer_record.encode(record)) == record
                 given = [each for of in record.values() for each in of.values()]
                 assert all(
                     each.serves(1.0) in {True, False} and each.texts is not None for each in given
@@ -132,24 +132,22 @@ def test_a_record_that_is_nested_too_deeply_is_refused() -> None:
     deep = "[" * 90_000 + "]" * 90_000
     for text in (deep, f'{{"version":1,"checksum":0,"entries":[{deep}]}}'):
         with pytest.raises(RemoteProtocolError):
-            answer_record_codec.parse(text.encode())
+            answer_record.parse(text.encode())
 
 
 def test_an_earlier_agents_refused_answer_with_any_amount_leaves_the_others() -> None:
     bad = replace(CPUS, quantity=-1.0)
     of_a = {**RECORD[ContainerRef("a", "main")], "x": Given(1.0, {"x": bad}, refused="it is bad")}
-    record = answer_record_codec.parse(
-        answer_record_codec.encode({ContainerRef("a", "main"): of_a})
-    )
+    record = answer_record.parse(answer_record.encode({ContainerRef("a", "main"): of_a}))
     kept = record[ContainerRef("a", "main")]
     assert kept == {**of_a, "x": Given(1.0, {}, refused="it is bad")}
 
 
 def test_what_a_container_keeps_is_recorded_and_an_earlier_agents_record_has_none_of_it() -> None:
     record = {ContainerRef("a", "main"): {"cpu": Given(0.0, {"cpu": CPUS}, kept=True)}}
-    assert answer_record_codec.parse(answer_record_codec.encode(record)) == record
+    assert answer_record.parse(answer_record.encode(record)) == record
     sealed = Sealed(Reader("a test", "nothing"), 1)
-    entries = json.loads(answer_record_codec.encode(RECORD))["entries"]
+    entries = json.loads(answer_record.encode(RECORD))["entries"]
     for entry in entries:
         del entry["kept"]
-    assert answer_record_codec.parse(sealed.encode(entries)) == RECORD
+    assert answer_record.parse(sealed.encode(entries)) == RECORD

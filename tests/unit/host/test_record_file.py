@@ -13,7 +13,7 @@ from cpupool.core.errors import HostFileError
 from cpupool.core.plugin_facts import Given
 from cpupool.core.workloads import ContainerRef
 from cpupool.host.record_file import NOT_READ, SET_ASIDE
-from cpupool.qrm.answer_record import AnswerRecord
+from cpupool.qrm.assembly import answers_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,7 +45,7 @@ def names(file: Path) -> list[str]:
 def test_a_damaged_record_is_set_aside(file: Path, content: bytes) -> None:
     file.write_bytes(content)
     said, aside = Said(), file.with_name("answers.json.corrupt")
-    record = AnswerRecord(file, said)
+    record = answers_file(file, said)
     assert record.read() == {}
     assert not record.absent
     ((reason, what),) = said.all
@@ -56,14 +56,14 @@ def test_a_damaged_record_is_set_aside(file: Path, content: bytes) -> None:
     assert aside.read_bytes() == content
 
     record.write(ONE)
-    assert (AnswerRecord(file).read(), aside.read_bytes()) == (ONE, content)
+    assert (answers_file(file).read(), aside.read_bytes()) == (ONE, content)
 
 
 def test_a_file_that_is_far_too_long_is_set_aside_unread(file: Path) -> None:
     with file.open("wb") as made:
         made.truncate(2**40)
     said = Said()
-    assert AnswerRecord(file, said).read() == {}
+    assert answers_file(file, said).read() == {}
     ((reason, what),) = said.all
     assert (reason, "it is longer than" in what) == (SET_ASIDE, True)
     assert names(file) == ["answers.json.corrupt"]
@@ -72,7 +72,7 @@ def test_a_file_that_is_far_too_long_is_set_aside_unread(file: Path) -> None:
 def test_a_pipe_in_its_place_is_set_aside(file: Path) -> None:
     os.mkfifo(file)
     said = Said()
-    assert AnswerRecord(file, said).read() == {}
+    assert answers_file(file, said).read() == {}
     assert [reason for reason, _ in said.all] == [SET_ASIDE]
     assert names(file) == ["answers.json.corrupt"]
 
@@ -80,18 +80,18 @@ def test_a_pipe_in_its_place_is_set_aside(file: Path) -> None:
 def test_one_damaged_record_is_kept_the_newest(file: Path) -> None:
     for content in (b"first", b"second"):
         file.write_bytes(content)
-        AnswerRecord(file).read()
+        answers_file(file).read()
     assert names(file) == ["answers.json.corrupt"]
     assert file.with_name("answers.json.corrupt").read_bytes() == b"second"
 
 
 def test_a_node_with_a_damaged_record_is_no_node_without_a_record(file: Path) -> None:
-    record = AnswerRecord(file)
+    record = answers_file(file)
     record.read()
     assert record.absent
     file.write_bytes(b"{")
-    AnswerRecord(file).read()
-    later = AnswerRecord(file)
+    answers_file(file).read()
+    later = answers_file(file)
     assert later.read() == {}
     assert not later.absent
 
@@ -112,7 +112,7 @@ def test_a_full_disk_while_it_is_set_aside_loses_nothing(
 ) -> None:
     file.write_bytes(b"{")
     said = Said()
-    record = AnswerRecord(file, said)
+    record = answers_file(file, said)
     monkeypatch.setattr(Path, "rename", failing(Path.rename, FULL, times=2))
     record.read()
     ((reason, what),) = said.all
@@ -123,7 +123,7 @@ def test_a_full_disk_while_it_is_set_aside_loses_nothing(
     assert (names(file), file.read_bytes()) == (["answers.json"], b"{")
 
     record.write(ONE)
-    assert AnswerRecord(file).read() == ONE
+    assert answers_file(file).read() == ONE
     assert file.with_name("answers.json.corrupt").read_bytes() == b"{"
 
 
@@ -131,9 +131,9 @@ def test_a_full_disk_while_it_is_set_aside_loses_nothing(
 def test_a_record_that_cannot_be_read_is_not_overwritten(
     file: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    AnswerRecord(file).write(ONE)
+    answers_file(file).write(ONE)
     before, said = file.read_bytes(), Said()
-    record = AnswerRecord(file, said)
+    record = answers_file(file, said)
     error = OSError(number, os.strerror(number))
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", failing(os.open, error, times=1))
@@ -144,17 +144,17 @@ def test_a_record_that_cannot_be_read_is_not_overwritten(
     assert os.strerror(number) in what
     # It may be readable for the next agent, and stays until there is something else to record.
     record.write({})
-    assert AnswerRecord(file).read() == ONE
+    assert answers_file(file).read() == ONE
     other = {ContainerRef("b", "main"): {"cpu": Given(2.0)}}
     record.write(other)
     assert file.with_name("answers.json.unreadable").read_bytes() == before
-    assert AnswerRecord(file).read() == other
+    assert answers_file(file).read() == other
 
 
 def test_a_folder_in_its_place_stays(file: Path) -> None:
     file.mkdir()
     said = Said()
-    record = AnswerRecord(file, said)
+    record = answers_file(file, said)
     assert record.read() == {}
     with pytest.raises(HostFileError, match="cannot be written"):
         record.write(ONE)
@@ -164,20 +164,20 @@ def test_a_folder_in_its_place_stays(file: Path) -> None:
 
 def test_the_next_agent_reads_what_was_written(tmp_path: Path) -> None:
     file = tmp_path / "state/answers.json"
-    record = AnswerRecord(file)
+    record = answers_file(file)
     assert record.read() == {}
     record.write(ONE)
-    assert AnswerRecord(file).read() == ONE
+    assert answers_file(file).read() == ONE
     record.write({})
-    assert AnswerRecord(file).read() == {}
+    assert answers_file(file).read() == {}
 
 
 def test_what_the_file_has_is_not_written_again(tmp_path: Path) -> None:
     file = tmp_path / "answers.json"
-    AnswerRecord(file).write({})
+    answers_file(file).write({})
     assert not file.exists()
-    AnswerRecord(file).write(ONE)
-    next_agent = AnswerRecord(file)
+    answers_file(file).write(ONE)
+    next_agent = answers_file(file)
     next_agent.read()
     file.unlink()
     next_agent.write(ONE)
@@ -187,4 +187,4 @@ def test_what_the_file_has_is_not_written_again(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "state").write_text("")
     with pytest.raises(HostFileError, match="cannot be made"):
-        AnswerRecord(tmp_path / "state/answers.json").write(ONE)
+        answers_file(tmp_path / "state/answers.json").write(ONE)

@@ -15,6 +15,7 @@ from typing import Final
 from cpupool.wire.checkpoints import Reader, dump_slice
 
 _REPLACED: Final = "\ufffd"
+_MEMBERS: Final = ("PodUID", "ContainerName", "ResourceName", "AllocationInfo")
 _READER: Final = Reader(
     "kubelet_qrm_checkpoint",
     "the agent imports nothing: remove the file, and it asks plugins for every container",
@@ -23,7 +24,7 @@ _READER: Final = Reader(
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What one container has of one resource.
+    """The part of one resource that a container has.
 
     Attributes:
         pod_uid: the pod.
@@ -74,17 +75,10 @@ def parse(data: bytes) -> tuple[Entry, ...]:
 
 def _entry(raw: object, where: str) -> Entry:
     entry = _READER.typed(raw, dict, where)
-
-    def text(member: str) -> str:
-        return _READER.typed(entry.get(member), str, f"{where}.{member}")
-
-    return Entry(
-        text("PodUID"), text("ContainerName"), text("ResourceName"), text("AllocationInfo")
-    )
+    return Entry(*(_READER.typed(entry.get(name), str, f"{where}.{name}") for name in _MEMBERS))
 
 
 def _dump(entry: Entry) -> str:
-    return (
-        f"{{PodUID:(string){entry.pod_uid} ContainerName:(string){entry.container}"
-        f" ResourceName:(string){entry.resource} AllocationInfo:(string){entry.text}}}"
-    )
+    texts = (entry.pod_uid, entry.container, entry.resource, entry.text)
+    members = zip(_MEMBERS, texts, strict=True)
+    return f"{{{' '.join(f'{name}:(string){text}' for name, text in members)}}}"

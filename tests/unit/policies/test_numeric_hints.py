@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from cpupool.core.cpu_manager import TopologyHint
-from cpupool.qrm import numeric_topology
-from cpupool.qrm.numeric_topology import MergedEach, Offer, merge_each
+from cpupool.policies import numeric_hints
+from cpupool.policies.numeric_hints import MergedEach, Offer, merge_each
 
 ALIGN = ("cpu", "memory")
 ANY = TopologyHint(None, preferred=True)
@@ -67,7 +67,7 @@ def test_more_preferred_hints_win_and_then_narrower_sets() -> None:
 
 
 def test_a_search_that_is_cut_short_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(numeric_topology, "_MOST_STEPS", 2)
+    monkeypatch.setattr(numeric_hints, "_MOST_STEPS", 2)
     hints = [good(0), good(1)]
     assert merge_each([("cpu", hints), ("nic", hints)], ALIGN) == MergedEach(
         {"cpu": good(0), "nic": good(0)}, proven=False
