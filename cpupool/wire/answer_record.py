@@ -29,21 +29,19 @@ _PAIR: Final = 2
 def encode(record: Record) -> bytes:
     """Write a record."""
     return _FILE.encode(
-        [
-            {
-                "pod": ref.pod,
-                "container": ref.name,
-                "resource": resource,
-                "quantity": given.quantity,
-                "exclusive": given.exclusive,
-                "refused": given.refused,
-                "kept": given.kept,
-                "hint": None if given.hint is None else _hint(given.hint),
-                "answers": {name: written(answer) for name, answer in given.answers.items()},
-            }
-            for ref, by_resource in record.items()
-            for resource, given in by_resource.items()
-        ]
+        {
+            "pod": ref.pod,
+            "container": ref.name,
+            "resource": resource,
+            "quantity": given.quantity,
+            "exclusive": given.exclusive,
+            "refused": given.refused,
+            "kept": given.kept,
+            "hint": None if given.hint is None else _hint(given.hint),
+            "answers": {name: written(answer) for name, answer in given.answers.items()},
+        }
+        for ref, by_resource in record.items()
+        for resource, given in by_resource.items()
     )
 
 

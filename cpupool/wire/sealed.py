@@ -5,10 +5,15 @@ from __future__ import annotations
 import json
 import zlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from cpupool.wire.checkpoints import Reader
+
+_PLAIN: Final = json.JSONEncoder(separators=(",", ":"))
+_SORTED: Final = json.JSONEncoder(separators=(",", ":"), sort_keys=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +28,16 @@ class Sealed:
     reader: Reader
     version: int
 
-    def encode(self, entries: list[dict[str, Any]]) -> bytes:
-        """Write a file with these entries."""
-        return json.dumps(
-            {"version": self.version, "checksum": _checksum(entries), "entries": entries},
-            separators=(",", ":"),
-        ).encode()
+    def encode(self, entries: Iterable[dict[str, Any]]) -> bytes:
+        """Write a file with these entries, one after the other: all would take megabytes."""
+        written, checksum = [], zlib.crc32(b"[")
+        for entry in entries:
+            comma = b"," if written else b""
+            checksum = zlib.crc32(comma + _SORTED.encode(entry).encode(), checksum)
+            written.append(_PLAIN.encode(entry).encode())
+        checksum = zlib.crc32(b"]", checksum)
+        head = f'{{"version":{self.version},"checksum":{checksum},"entries":['
+        return b"%s%s]}" % (head.encode(), b",".join(written))
 
     def entries(self, data: bytes) -> list[dict[str, Any]]:
         """Return the entries of a file.
@@ -50,4 +59,4 @@ class Sealed:
 
 
 def _checksum(entries: object) -> int:
-    return zlib.crc32(json.dumps(entries, separators=(",", ":"), sort_keys=True).encode())
+    return zlib.crc32(_SORTED.encode(entries).encode())

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import json
+import zlib
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -151,3 +152,14 @@ def test_what_a_container_keeps_is_recorded_and_an_earlier_agents_record_has_non
     for entry in entries:
         del entry["kept"]
     assert answer_record.parse(sealed.encode(entries)) == RECORD
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_entries_that_are_written_one_by_one_make_one_document(count: int) -> None:
+    entries = [{"pod": "ü", "more": {"b": None, "a": [number]}} for number in range(count)]
+    in_order = json.dumps(entries, separators=(",", ":"), sort_keys=True).encode()
+    document = {"version": 1, "checksum": zlib.crc32(in_order), "entries": entries}
+
+    data = Sealed(Reader("a test", "nothing"), 1).encode(iter(entries))
+
+    assert data == json.dumps(document, separators=(",", ":")).encode()
