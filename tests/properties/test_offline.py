@@ -103,18 +103,7 @@ class Story:
 
 
 options = st.builds(
-    StaticOptions,
-    **dict.fromkeys(
-        (
-            "full_pcpus_only",
-            "distribute_cpus_across_numa",
-            "align_by_socket",
-            "distribute_cpus_across_cores",
-            "strict_cpu_reservation",
-            "prefer_align_cpus_by_uncorecache",
-        ),
-        st.sampled_from((False, False, True)),
-    ),
+    StaticOptions, *[st.sampled_from((False, False, True))] * len(StaticOptions.names())
 )
 few = st.sampled_from([CPUSet.parse_or_empty(cpus) for cpus in ("", "0", "8-9", "1-3", "8-15")])
 
@@ -126,7 +115,7 @@ def offline(draw: st.DrawFn, machine: Machine) -> CPUSet:
     every, threads = list(topology.online), draw(st.integers(1, 3))
     kept = CPUSet(cpu for core in topology.cores for cpu in list(core)[:threads])
     off = draw(
-        st.sets(st.sampled_from(every)).map(CPUSet)
+        st.sets(st.sampled_from(every), min_size=1).map(CPUSet)
         | st.integers(1, len(every) - 1).map(lambda first: CPUSet(every[first:]))
         | st.just(topology.online - kept)
     )
@@ -139,9 +128,9 @@ def stories(draw: st.DrawFn) -> Story:
     machine = draw(machines())
     every = machine.topology().online
     off = draw(offline(machine))
-    cpu_sets = st.sets(st.sampled_from(list(every))).map(CPUSet)
     cores = sorted({machine.topology().core_of(cpu) for cpu in every}, key=lambda core: core.first)
-    kinds = draw(st.lists(st.sampled_from(("", "whole", "single", "shared")), max_size=3))
+    room = st.lists(st.sampled_from(("", "whole", "single", "shared")), max_size=len(cores) // 3)
+    kinds = draw(room)
     lines = []
     for number, kind in enumerate(kinds):
         ours = cores[-2 * number - 2 :][:2]
@@ -152,13 +141,14 @@ def stories(draw: st.DrawFn) -> Story:
             policy = PoolPolicy(CPUBindPolicy.FULL_PHYSICAL_CORES if kind == "whole" else None)
             lines.append(replace(Pool.named(name, str(listed)), policy=policy))
     default = every - CPUSet.union(pool.cpus for pool in lines)
+    topology_policy = draw(st.sampled_from(TopologyPolicy))
     manager = CPUManager(
-        draw(st.sampled_from(("none", "static", "static", "koordinator", "qrm"))),
-        draw(st.one_of(st.integers(1, 6), cpu_sets.map(lambda cpus: cpus & default))),
-        draw(options),
-        draw(st.sampled_from(TopologyPolicy)),
+        draw(st.sampled_from((*["static"] * 4, "koordinator", "koordinator", "qrm", "none"))),
+        draw(st.integers(1, 4) | st.sets(st.sampled_from(list(default)), max_size=3).map(CPUSet)),
+        draw(options.filter(lambda one: not list(one.contradictions(topology_policy)))),
+        topology_policy,
     )
-    asks = draw(st.lists(st.one_of(st.none(), st.integers(1, 6)), max_size=4).map(tuple))
+    asks = draw(st.lists(st.integers(1, 6) | st.none(), min_size=1, max_size=4).map(tuple))
     return Story(machine, off, NodePools.of(*lines, cpu_manager=manager), asks)
 
 
