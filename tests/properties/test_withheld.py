@@ -40,6 +40,8 @@ POLICIES = (
     CPUManager("koordinator", reserved=CPUSet.of(0), suppression=Suppression(65)),
 )
 CAUSES = ("service", "nested service", "pod's service", "kubepods", "cgroup root")
+LOOKS = 10
+"""After so many, the partitions are read again also where the sets of the cgroups look as before."""
 KUBEPODS = "lab/kubepods"
 OWN = f"{KUBEPODS}/burstable/pod11/{'ab' * 32}"
 
@@ -197,7 +199,8 @@ def test_one_state_has_several_causes_and_one_reaction(data: st.DataObject) -> N
             _begin(cgroups, real, reference, step)
             _pods(pods, number, step)
             for node, source in ((taken, real), (off, reference)):
-                node.watcher.look()
+                for _ in range(LOOKS):
+                    node.watcher.look()
                 node.manager.observe(pods=pods)
                 use = {cpu: 1000 if cpu in step.taken else 100 for cpu in source.online()}
                 node.manager.measure(CPUUse(use, {}))
