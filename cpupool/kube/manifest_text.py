@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _JSON: Final = re.compile(r'\s*\{(?=\s*(?:["}]|$))(?s:(?!.*\n---))')
 """An object of JSON, and no document of YAML after it: `{kind: Pod}` is YAML, too."""
+_BETWEEN: Final = re.compile(r"\s*")
 _UNEXPECTED: Final = (ValueError, LookupError, AttributeError, OverflowError, TypeError)
 """The errors of PyYAML's constructors for a value that its tag does not allow, as `!!bool x`."""
 
@@ -66,7 +67,7 @@ def documents(name: str, text: str) -> Iterator[tuple[Location, object]]:
 
     Args:
         name: the file, for messages.
-        text: one JSON text, or YAML.
+        text: JSON texts one after the other, as kubectl takes them, or YAML.
 
     Raises:
         ManifestError: the text is neither.
@@ -74,7 +75,7 @@ def documents(name: str, text: str) -> Iterator[tuple[Location, object]]:
     try:
         # JSON by its own parser: a node's PodList is long, and JSON may be indented with tabs.
         if _JSON.match(text):
-            yield Location(name), json_text.load(text)
+            yield from _json_objects(name, text)
             return
         read = 0
         if yaml_loader.is_fast(text):
@@ -98,6 +99,18 @@ def documents(name: str, text: str) -> Iterator[tuple[Location, object]]:
     except (yaml.YAMLError, *_UNEXPECTED) as error:
         what = " ".join(f"{type(error).__name__}: {error}".split())
         raise ManifestError(name, "", f"this is not YAML that JSON can say: {what}") from error
+
+
+def _json_objects(name: str, text: str) -> Iterator[tuple[Location, object]]:
+    where, line, end = Location(name), 1, 0
+    while (start := _BETWEEN.match(text, end).end()) < len(text):  # type: ignore[union-attr]
+        line += text.count("\n", end, start)
+        if end:
+            where = Location(name, line, start - text.rfind("\n", 0, start))
+        value, after = json_text.first(text, start)
+        yield where, value
+        line += text.count("\n", start, after)
+        end = after
 
 
 def _each(name: str, loader: _FastLoader | _Loader) -> Iterator[tuple[Location, object]]:

@@ -41,7 +41,7 @@ POLICIES = (
 )
 CAUSES = ("service", "nested service", "pod's service", "kubepods", "cgroup root")
 LOOKS = 10
-"""After so many, the partitions are read again also where the sets of the cgroups look as before."""
+"""After so many, the partitions are read again, also where the sets look as before."""
 KUBEPODS = "lab/kubepods"
 OWN = f"{KUBEPODS}/burstable/pod11/{'ab' * 32}"
 

@@ -96,3 +96,18 @@ def test_a_workload_of_another_group_makes_pods_by_a_template_at_the_usual_place
 def test_a_slip_in_the_kind_of_a_workload_is_refused(version: str) -> None:
     with pytest.raises(ManifestError, match="did you mean Deployment"):
         manifests.read("chart.yaml", f"{version}kind: Deploymnet")
+
+
+def test_json_objects_may_follow_each_other() -> None:
+    one, other = ({"kind": "Pod", "metadata": {"name": name}} for name in ("a", "b"))
+    text = f"{json.dumps(one, indent=2)}\n{json.dumps(other)} {json.dumps({'kind': 'Service'})}\n"
+    found = manifests.read("pods.json", text)
+    assert (found.pods, len(found.others)) == ((one, other), 1)
+    assert str(found.others[0].error("x")).startswith("pods.json:7:")
+    with pytest.raises(ManifestError, match=r"^pods\.json:7:\d+: Expecting"):
+        manifests.read("pods.json", text.replace('"Service"', ""))
+
+
+def test_what_follows_a_json_object_is_another_one() -> None:
+    with pytest.raises(ManifestError, match=r"^pods\.json:1:17: Expecting value"):
+        manifests.read("pods.json", '{"kind": "Pod"} kind')
