@@ -38,6 +38,10 @@ _TOGETHER_MS: Final = 15
 together: the owner is busy with the first."""
 
 
+_ASK_S: Final = 10.0
+"""How often the thread is asked whether it runs, at most: its owner looks at each event."""
+
+
 class FolderEvents:
     """A watch that calls back from its own thread, until the folder is gone or `stop` is called.
 
@@ -80,7 +84,11 @@ class FolderEvents:
             raise
         self._reach(folder, 0)
         self.thread: Final = OwnedThread(
-            f"watch {folder}", self._run, ask=self._wake, failed=lambda: self._notify(folder)
+            f"watch {folder}",
+            self._run,
+            ask=self._wake,
+            failed=lambda: self._notify(folder),
+            every_s=_ASK_S,
         )
         self.thread.start()
 
