@@ -9,6 +9,7 @@ write is not an error: the reader uses an older file instead, or "unknown".
 from __future__ import annotations
 
 import errno
+import os
 import re
 import zlib
 from collections import defaultdict
@@ -87,7 +88,11 @@ class FolderTree:
     def read(self, path: str) -> str | None:
         """Read one file, as `FileTree.read`."""
         try:
-            return _text((self._root / path).read_bytes())
+            descriptor = os.open(f"{self._root}/{path}", os.O_RDONLY)
+            try:
+                return _text(os.read(descriptor, _MAX_FILE_BYTES))
+            finally:
+                os.close(descriptor)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
