@@ -30,7 +30,8 @@ class Sealed:
 
     def encode(self, entries: Iterable[dict[str, Any]]) -> bytes:
         """Write a file with these entries, one after the other: all would take megabytes."""
-        written, checksum = [], zlib.crc32(b"[")
+        written: list[bytes] = []
+        checksum = zlib.crc32(b"[")
         for entry in entries:
             comma = b"," if written else b""
             checksum = zlib.crc32(comma + _SORTED.encode(entry).encode(), checksum)
