@@ -1,7 +1,8 @@
 """The cpusetter brings every container of the node onto its CPUs and keeps it there.
 
 An event only says *look now*. The thread that runs `CPUSetter.run` is the only one that writes
-cgroups, itself or through the container runtime.
+cgroups, itself or through the container runtime. Its loop is no `StepLoop`: it has a wait for each
+kind of event, so that a burst is one sweep.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ have no choice yet, the oldest first. For each pod:
    reachable if it would fit without the pods that are ending: it then keeps its place before later
    pods.
 
-Plugins ask for the first steps of the same choice in advance (`offered`).
+`offered` makes the first steps of the same choice in advance, for the questions to plugins.
 """
 
 from __future__ import annotations

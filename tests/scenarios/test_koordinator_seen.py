@@ -81,7 +81,7 @@ def test_status_and_explain_name_owners_and_lenders(
         shared, best_effort = "0,4-7", "0,2-7"
         sets = f"Shared CPUs: {shared}; CPUs of best-effort pods: {best_effort}."
         right(world, ls=shared, be=best_effort, lsr="2-3", lse="1", forged=shared)
-        done = "9 of 10 containers are where"
+        done = "10 of 10 containers are where"
         eventually(lambda: all(text in status() for text in (sets, done)), status)
 
     rows = [line.split() for line in status().splitlines()]
