@@ -41,13 +41,7 @@ _FREE: Final = (Call.QUIET, Call.HINTED)
 
 
 class PluginAdmitter:
-    """Admits containers, each pod's one after the other; only one thread calls it.
-
-    Args:
-        table: the questions.
-        book: judges the answers.
-        snapshot: returns the node's facts and decisions.
-    """
+    """Admits containers, each pod's one after the other; only one thread calls it."""
 
     def __init__(
         self, table: QuestionTable, book: AnswerBook, snapshot: Callable[[], Snapshot]

@@ -109,9 +109,7 @@ def answers(allocation: api.ResourceAllocation) -> Answers:
     return {intern(entry.key): _answer(entry.value) for entry in filled}
 
 
-def allocations(
-    listed: api.GetResourcesAllocationResponse,
-) -> Mapping[ContainerRef, Answers]:
+def allocations(listed: api.GetResourcesAllocationResponse) -> Mapping[ContainerRef, Answers]:
     """Return the answers for each container of a list."""
     pods = listed.pod_resources
     count = len(pods)
@@ -141,9 +139,7 @@ def recorded_answer(data: bytes) -> Answer:
         raise RemoteProtocolError(f"a recorded answer is not readable ({error})") from error
 
 
-def node_resources(
-    found: api.GetTopologyAwareAllocatableResourcesResponse,
-) -> Mapping[str, float]:
+def node_resources(found: api.GetTopologyAwareAllocatableResourcesResponse) -> Mapping[str, float]:
     """Return how much pods can have of each resource that the node's status is to name."""
     listed = found.allocatable_resources
     if (count := len(listed)) > _MOST_RESOURCES:
