@@ -187,8 +187,9 @@ def of(
         return Look.AT_ONCE
     # On version 2 a write of a pod's CPUs moves its containers, too.
     moves = not directory and (path.name in _AT_ONCE or path.name.startswith(_CPUS))
-    begins = cgroup_names.pod_id(cgroup.name) is not None and _is_empty(cgroup)
-    concerned = None if moves and not begins else pod(path)
+    if moves and cgroup_names.pod_id(cgroup.name) is not None:
+        moves = not _is_empty(cgroup)
+    concerned = None if moves else pod(path)
     return Look.LATER if concerned is not None and shares(concerned) else Look.SOON
 
 

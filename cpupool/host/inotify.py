@@ -51,7 +51,7 @@ class FolderEvents:
             or if the thread has failed. It returns whether the owner is busy with this change.
         depth: how many levels of folders below it to watch, too.
         writes: call back when a file is written, too.
-        concerns: returns whether to call back for an entry of this name.
+        concerns: returns whether to call back for a file of this name.
 
     Raises:
         OSError: the kernel refuses.
@@ -147,7 +147,7 @@ class FolderEvents:
             self._forget(folder, event.wd)
         if mask & _GONE:
             return level > 0
-        if not self._concerns(event.name):
+        if not (mask & _IS_FOLDER or self._concerns(event.name)):
             return True
         path = folder / event.name
         if mask & _IS_FOLDER and mask & _DELETED:

@@ -71,6 +71,32 @@ def test_a_tree_of_any_depth_costs_what_is_watched_of_it(tmp_path: Path) -> None
         assert seen.so_far() == []
 
 
+def test_a_file_that_concerns_nobody_is_not_told_and_a_folder_always_is(tmp_path: Path) -> None:
+    seen = Seen(tmp_path)
+    events = FolderEvents(
+        tmp_path, seen.paths.put, depth=1, writes=True, concerns=lambda name: "mark" in name
+    )
+    with closing(_Stopped(events)):
+        (tmp_path / "folder").mkdir()
+        seen.until(tmp_path / "folder")
+        (tmp_path / "folder/file").touch()
+        (tmp_path / "file").touch()
+        assert {path.name for path in seen.so_far()} == set()
+
+
+def test_what_follows_a_change_with_which_the_owner_is_busy_is_told_too(tmp_path: Path) -> None:
+    seen = Seen(tmp_path)
+
+    def busy(path: Path) -> bool:
+        seen.paths.put(path)
+        return True
+
+    with closing(_Stopped(FolderEvents(tmp_path, busy, depth=0, writes=False))):
+        for number in range(3):
+            (tmp_path / str(number)).touch()
+            seen.until(tmp_path / str(number))
+
+
 def test_an_owner_that_looks_when_called_misses_nothing(tmp_path: Path) -> None:
     """However a tree grows while it is being walked."""
     looks = Queue[set[Path]]()
