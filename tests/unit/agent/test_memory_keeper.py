@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import math
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from queue import Queue
 from typing import TYPE_CHECKING
 
 import pytest
@@ -204,18 +206,30 @@ def test_without_memory_nodes_only_another_state_of_the_node_begins_a_turn() -> 
         assert world.health.beats == 3
 
 
-def test_where_no_plugin_can_name_memory_nodes_no_sweep_begins_a_turn() -> None:
-    world = World(wishes={})
+def test_where_no_plugin_can_name_memory_nodes_no_sweep_begins_a_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world, turns = World(wishes={}), Queue[None]()
+
+    def turn() -> float:
+        turns.put(None)
+        return math.inf
+
+    monkeypatch.setattr(world.keeper, "turn", turn)
     with world.running():
         eventually(lambda: world.health.beats == 1, "the loop runs")
         world.sweep()
         world.node.run("late")
         world.sweep()
-        world.wishes = {"owner": WANTED["owner"]}
-        world.node.run("later")
-        world.sweep()
-        eventually(lambda: world.nodes("owner") == "1", "the answer of an earlier agent counts")
-        assert world.health.beats == 2
+        world.keeper.wake()
+        eventually(lambda: world.health.beats >= 2, "it has looked")
+        assert turns.empty()
+        # The answer of an earlier agent counts, and so does its end.
+        for wishes in ({"owner": WANTED["owner"]}, {}):
+            world.wishes = wishes
+            world.node.run(f"later-{len(wishes)}")
+            world.sweep()
+            turns.get(timeout=DEADLINE_S)
 
 
 def test_a_turn_ends_with_the_role() -> None:

@@ -113,6 +113,21 @@ def test_a_repair_that_widens_an_ancestor_leaves_no_other_wider() -> None:
     assert (node.cpus("sharer"), node.cpus("owner")) == ("0", "2")
 
 
+def test_a_repair_of_a_pod_that_has_changed_leaves_no_other_wider() -> None:
+    node = Node(
+        kernel=KernelModel(CgroupVersion.V2, {"kubepods": EVERYTHING}, EVERYTHING),
+    )
+    node.run("sharer", builders.container(shared_a=1))
+    node.source.live = {"sharer": {"shared_a": ids("0")}}
+    node.kernel.write("kubepods", CPUSet.of(0))
+    node.setter.sweep()
+
+    node.run("owner", builders.container(exclusive_a=1))
+    node.source.live["owner"] = {"exclusive_a": ids("2")}
+    node.setter.sweep({"owner-uid"})
+    assert (node.cpus("sharer"), node.cpus("owner")) == ("0", "2")
+
+
 def test_a_sweep_reads_the_pods_that_have_changed() -> None:
     node = Node()
     node.run("web")
