@@ -91,8 +91,9 @@ class CgroupNews:
             if when is Look.NOT and sets:
                 self._note_start(path)
             look(when)
-            # The sweep that begins now sees what follows, or the next one does.
-            return when is Look.AT_ONCE
+            # By NRI it is a sandbox, most often, which the runtime has yet to write. Otherwise the
+            # next event may be a container that runs on wrong CPUs.
+            return when is Look.AT_ONCE and self._writers.asks()
 
         self._watches = [
             DirectoryWatch(

@@ -33,11 +33,9 @@ _IGNORED: Final = int(flags.IGNORED)
 _IS_FOLDER: Final = int(flags.ISDIR)
 _LOST: Final = int(flags.Q_OVERFLOW)
 _READ_BYTES: Final = 1 << 13
-_TOGETHER_MS: Final = 15
+_TOGETHER_MS: Final = 5
 """Events come in bursts. One of which the owner makes much is told at once, those that follow it
 together: the owner is busy with the first."""
-
-
 _ASK_S: Final = 10.0
 """How often the thread is asked whether it runs, at most: its owner looks at each event."""
 
