@@ -95,7 +95,7 @@ class Grant:
         shares_cores: other owners of the same resource may have CPUs of the same cores.
         leaving: CPUs that the owner had before a transition, until the kernel reports that it no
             longer runs there.
-        reasons: why a policy of this agent chose these CPUs.
+        reasons: container, or `WHOLE_POD` → why a policy of this agent chose its CPUs.
         cpus: the CPUs that no other owner may have: in a transition the old and the new CPUs.
     """
 
@@ -107,7 +107,7 @@ class Grant:
     whole_cores: bool = True
     shares_cores: bool = False
     leaving: CPUSet = field(default_factory=CPUSet)
-    reasons: tuple[Step, ...] = field(default=(), compare=False)
+    reasons: Mapping[str, tuple[Step, ...]] = field(default_factory=dict, compare=False)
     cpus: CPUSet = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -121,6 +121,10 @@ class Grant:
     def part(self, container: str) -> CPUSet:
         """Return the CPUs of a container."""
         return self.parts.get(container) or self.parts.get(WHOLE_POD, CPUSet())
+
+    def reason(self, container: str) -> tuple[Step, ...]:
+        """Return why a container has its CPUs; empty where this agent did not choose them."""
+        return self.reasons.get(container) or self.reasons.get(WHOLE_POD, ())
 
     def cut(self, cpus: CPUSet) -> Grant:
         """Return this grant limited to these CPUs, without containers that then have no CPU."""
@@ -137,7 +141,11 @@ class Grant:
             parts[name] = parts[name] | part if name in parts else part
         leaving = (self.leaving | other.leaving) - CPUSet.union(parts.values())
         return replace(
-            other, parts=parts, leaving=leaving, whole_cores=self.whole_cores or other.whole_cores
+            other,
+            parts=parts,
+            leaving=leaving,
+            whole_cores=self.whole_cores or other.whole_cores,
+            reasons={**self.reasons, **other.reasons},
         )
 
 

@@ -453,7 +453,7 @@ def _with(
     ask = replace(ask, nodes=state.nodes) if state.at_once else _near(facts, state, pod, ask, name)
     choice = guard.checked(facts.pools.cpu_manager.policy, ask, _choice(facts, seen, ask))
     claim = granted(facts, pod, {name: choice.cpus, **choice.parts})
-    made = state.grants.adding([replace(claim, reasons=choice.steps)])
+    made = state.grants.adding([replace(claim, reasons={name: choice.steps})])
     after = view(facts, pods, made)
     if not facts.policy.extents(after)[DEFAULT]:
         raise NotEnoughCPUs(ask.count, len(ask.reusable) + len(seen.extents[DEFAULT]) - 1)

@@ -409,7 +409,7 @@ def _own(resolution: Resolution, placed: PlacedContainer) -> PoolShare | None:
     """Return a container's CPUs of the CPU manager policy; None if it has none."""
     pod, name = placed.pod, placed.container.name
     grant = resolution.view.chosen.get(pod.cgroup_uid)
-    parts, reasons = (grant.parts, grant.reasons) if grant else ({}, ())
+    parts, reasons = (grant.parts, grant.reason(name)) if grant else ({}, ())
     given = parts.get(name) or parts.get(WHOLE_POD, CPUSet())
     if not given and placed.assignment.cause is not Cause.MISFIT:
         return None

@@ -26,6 +26,7 @@ from cpupool.simulate.pool import Room
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from cpupool.core.assignments import Step
     from cpupool.core.pools import NodePools
     from cpupool.core.topology import CPUTopology
     from cpupool.core.workloads import Pod
@@ -38,11 +39,13 @@ class Served:
     Attributes:
         pod: the pod.
         cpus: container → its CPUs; those of the whole pod where its containers share one set.
+        reasons: container → why the policy chose its CPUs.
         waited_for: why it had to wait; empty if it had its CPUs at once.
     """
 
     pod: Pod
     cpus: Mapping[str, CPUSet]
+    reasons: Mapping[str, tuple[Step, ...]]
     waited_for: str
 
 
@@ -123,11 +126,13 @@ class SimulatedCPUManager:
         grants = self._admission.grants
         self.room.free = self.room.layout.cpus - grants.cpus
         for uid, pod in self._pods.items():
-            parts = grants.parts(uid, POLICY_CPUS)
-            if parts and not before.grants.parts(uid, POLICY_CPUS):
+            grant = grants.all.get((PodOwner(uid), POLICY_CPUS))
+            if grant and grant.parts and not before.grants.parts(uid, POLICY_CPUS):
                 refusal = before.refused.get(uid)
-                cpus = {name: parts.get(name) or parts[WHOLE_POD] for name in self.wants(pod)}
-                yield Served(pod, cpus, refusal.error.as_kubelet if refusal else "")
+                names = self.wants(pod)
+                cpus = {name: grant.part(name) for name in names}
+                reasons = {name: grant.reason(name) for name in names}
+                yield Served(pod, cpus, reasons, refusal.error.as_kubelet if refusal else "")
 
 
 def _started(pod: Pod, at_s: float) -> Pod:

@@ -269,6 +269,7 @@ class SimulatedNode:
                 if now.waited_for:
                     waited = f"its pod waits {waited_s:g} s: {now.waited_for}"
                     steps = [Step("onMisfit", waited, CPUSet())]
+                steps += now.reasons[container.name]
                 steps.append(Step("cpuManager", self._chooses, cpus))
                 self._note(
                     admitted,

@@ -25,6 +25,7 @@ from cpupool.simulate.simulation import KUBELET_PACKED
 from cpupool.simulate.workload import Event
 from tests import builders
 from tests.machines import MACHINES
+from tests.policies import TellingCPUs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -81,6 +82,21 @@ def test_a_container_of_whole_cpus_gets_its_own_and_a_part_of_a_cpu_shares() -> 
     (placed,) = outcome.placements
     assert (placed.requested, placed.nodes, placed.steps[-1].rule) == (2, (0,), "cpuManager")
     assert outcome.summary.utilisation == 2 / 28
+
+
+def test_the_reasons_of_the_policy_are_those_of_each_container() -> None:
+    pools = NodePools.of(cpu_manager=CPUManager("telling", installed=TellingCPUs))
+    pod = comes("p", 0, container(2, "main"), container(1, "last"))
+
+    outcome = simulate(pod, pools=pools, policy=simulation.POOL)
+
+    assert {
+        one.container: [(step.rule, str(step.left)) for step in one.steps]
+        for one in outcome.placements
+    } == {
+        "ns/p/main": [("telling", "0-1"), ("cpuManager", "0-1")],
+        "ns/p/last": [("telling", "2"), ("cpuManager", "2")],
+    }
 
 
 def test_the_scheduler_counts_the_cpus_that_kubelet_config_makes_allocatable() -> None:

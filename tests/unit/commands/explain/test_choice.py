@@ -17,7 +17,7 @@ from cpupool.manager.manager import Manager
 from cpupool.manager.report import describe
 from tests.builders import container, given, pod
 from tests.machines import MACHINES
-from tests.policies import LowestCPUs
+from tests.policies import LowestCPUs, TellingCPUs
 from tests.unit.commands.explain.node import (
     BY_NRI,
     DEFAULT,
@@ -193,6 +193,22 @@ def test_cpus_that_the_cpu_manager_policy_has_chosen(
     assert steps(capsys.readouterr().out)[:2] == [
         "request: it requests 2 whole CPUs in a Guaranteed pod => 0-1",
         "cpuManager: the policy lowest has chosen them for the whole pod => 0-1",
+    ]
+
+
+def test_a_container_has_the_reasons_of_its_own_choice_and_none_of_another_container(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node = Node()
+    pools = NodePools.of(cpu_manager=CPUManager("telling", installed=TellingCPUs))
+    node.manager.reconfigure(pools, LAPTOP.topology())
+    node.manager.adopt(())
+    node.run("web", container(cpu=2000), container("last", cpu=1000))
+
+    assert explain(file, node.status(web="0-1"), "web") == 0
+    assert steps(capsys.readouterr().out)[1:3] == [
+        "telling: the lowest CPUs that are free => 0-1",
+        "cpuManager: the policy telling has chosen them for the whole pod => 0-1",
     ]
 
 

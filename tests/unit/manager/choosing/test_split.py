@@ -102,7 +102,7 @@ class TestParts:
         assert CPUSet.parse(own(manager)["lsr"]) == one | two
         (reason,) = [
             step
-            for step in manager.snapshot().resolution.grants.chosen["lsr-uid"].reasons
+            for step in manager.snapshot().resolution.grants.chosen["lsr-uid"].reason("one")
             if step.rule == "cpus-per-container"
         ]
         assert reason.left == one | two
