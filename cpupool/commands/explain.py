@@ -114,7 +114,7 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
         return _pools(arguments, out)
     if away.is_asked(arguments):
         return _away(arguments, out)
-    document, age_s = status_file.read(arguments.file)
+    document, age_s = status_file.read(arguments.file, others="cpupool simulate --json")
     schema = document.get("schema") if isinstance(document, dict) else None
     kind, _, _ = SIMULATION_SCHEMA.partition("/")
     simulated = str(schema).startswith(f"{kind}/")

@@ -110,7 +110,29 @@ class Names:
         if pool is None or (meant := self.resource(pool)) == resource:
             return ""
         domain, _, _ = meant.partition("/")
-        return meant if difflib.get_close_matches(typed, (domain,), 1, _ALIKE_DOMAINS) else ""
+        return meant if _is_nearly(typed, domain) else ""
+
+    def meant_annotation(self, key: str) -> str:
+        """Return our annotation of a pod that a key names, except for a typing error in the domain.
+
+        Empty for any other key.
+        """
+        typed, _, name = key.partition("/")
+        meant = f"{self.domain}/{name}"
+        if meant == key or meant not in self._of_authors:
+            return ""
+        return meant if _is_nearly(typed, self.domain) else ""
+
+    @property
+    def _of_authors(self) -> tuple[str, ...]:
+        """The annotations that the author of a pod writes."""
+        return (
+            self.processes,
+            self.load_balancing,
+            self.split,
+            self.memory_migrates,
+            self.requests,
+        )
 
     @property
     def processes(self) -> str:
@@ -183,6 +205,10 @@ def resource_named(name: str) -> Resource | None:
     if name.startswith(SHARED_PREFIX):
         return Resource(name, ResourceKind.SHARED)
     return None
+
+
+def _is_nearly(typed: str, domain: str) -> bool:
+    return bool(difflib.get_close_matches(typed, (domain,), 1, _ALIKE_DOMAINS))
 
 
 def meant_prefix(name: str) -> str | None:

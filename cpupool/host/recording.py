@@ -193,6 +193,8 @@ def extract(archive: Path, folder: Path) -> datetime:
     try:
         with tarfile.open(archive, "r:gz") as members:
             _unpack(members, folder)
+        if not (folder / CONTENTS).exists():
+            raise ValueError(f"it has no {CONTENTS}")
         return _recorded(json_text.load((folder / CONTENTS).read_bytes()))
     except (
         *(tarfile.TarError, EOFError, zlib.error, OSError),

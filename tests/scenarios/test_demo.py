@@ -192,6 +192,7 @@ def test_a_pod_that_is_held_to_the_end_fails_the_demo(folder: Path) -> None:
 
     assert (process.returncode, complaints) == (1, "")
     assert "Pod greedy was held to the end." in printed
+    assert printed.splitlines()[-1] == "1 pod did not start: see above."
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

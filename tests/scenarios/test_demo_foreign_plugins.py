@@ -200,29 +200,29 @@ def hangs(plugin: Counting, method: str, opened: ExitStack) -> None:
         ),
         pytest.param(
             lambda plugin, opened: hangs(plugin, "Allocate", opened),
-            "the plugin for cpu has no new CPUs for shared: it has not answered in time",
+            "the plugin for cpu has no new CPUs for the pod shared: it has not answered in time",
             id="hangs when it is asked",
         ),
         pytest.param(
             lambda plugin, _: plugin.answers("Allocate", b"\xff\xff\xff"),
-            "the plugin for cpu has no new CPUs for shared: container main: the plugin for cpu ",
+            "the plugin for cpu has no new CPUs for the pod shared: container main: the plugin for ",
             id="answers what is no message",
         ),
         pytest.param(
             lambda plugin, _: setattr(plugin, "gives", lambda _: "0-99"),
-            "the plugin for cpu has no new CPUs for shared: container main: ",
+            "the plugin for cpu has no new CPUs for the pod shared: container main: ",
             id="gives CPUs that the machine lacks",
         ),
         pytest.param(
             lambda plugin, _: setattr(plugin, "gives", lambda _: "all of them\nplease"),
-            "the plugin for cpu has no new CPUs for shared: container main: ",
+            "the plugin for cpu has no new CPUs for the pod shared: container main: ",
             id="gives what is no CPU list",
         ),
         pytest.param(
             lambda plugin, _: plugin.answers(
                 "Allocate", Refusal(grpc.StatusCode.INTERNAL, "no\nroom")
             ),
-            "the plugin for cpu has no new CPUs for shared: container main: the plugin for cpu ",
+            "the plugin for cpu has no new CPUs for the pod shared: container main: the plugin for ",
             id="refuses",
         ),
     ],
@@ -281,7 +281,10 @@ def test_a_plugin_that_never_registers_is_said_in_one_line(
         (["--plugin-folder", "{q}"], "--plugin-folder: add --qrm, or a pool file with --config"),
         (["--qrm", "--plugin-folder", "{q}/no"], "--plugin-folder: {q}/no is no folder"),
         (["--qrm", "--plugin-folder", "{q}/kubelet.sock"], "is no folder"),
-        (["--qrm", "--config", "{none}"], "--qrm: {none} has the policy none; write policy: qrm"),
+        (
+            ["--qrm", "--config", "{none}"],
+            "--qrm: {none} has the policy none; write cpuManager: {{policy: qrm",
+        ),
         (["--qrm", "--cpu-manager", "static"], "--cpu-manager is for a policy without plugins"),
         (["--qrm", "--plugin-folder", "{held}"], "another manager has made {held}/kubelet.sock"),
     ],

@@ -365,8 +365,9 @@ def _foreign(arguments: argparse.Namespace, pools: NodePools) -> ForeignPlugins 
     if arguments.plugin_folder is None:
         if arguments.qrm and not kind(pools.cpu_manager).asks_plugins:
             raise UsageError(
-                f"--qrm: {arguments.config} has the policy {policy}; write policy: {QRM}, or name"
-                " --plugin-folder for plugins of other resources than cpu"
+                f"--qrm: {arguments.config} has the policy {policy}; write cpuManager: {{policy:"
+                f" {QRM}, reserved: CPUS}}, or name --plugin-folder for plugins of other resources"
+                " than cpu"
             )
         return None
     folder: Path = arguments.plugin_folder.absolute()
@@ -497,9 +498,6 @@ def _verdict(
             f"{moved.name} was moved to CPUs {moved.moved_to}, and was back on {moved.back_on}"
             f" after {moved.after_ms:.0f} ms."
         )
-    if refused:
-        pods = "1 pod" if len(refused) == 1 else f"{len(refused)} pods"
-        lines.append(f"{pods} did not start: see above.")
     for pod in held:
         end = f"until {pod.until} had ended" if pod.until else "to the end"
         lines.append(f"Pod {pod.pod} was held {end}.")
@@ -507,4 +505,8 @@ def _verdict(
         lines.append(f"These ran on WRONG CPUs, or still do: {', '.join(sorted(astray))}.")
     elif rows:
         lines.append(f"All {len(rows)} processes run where they belong.")
+    if absent := len(refused) + sum(not pod.until for pod in held):
+        # The last line says why the demo fails, though no process is on wrong CPUs.
+        pods = "1 pod" if absent == 1 else f"{absent} pods"
+        lines.append(f"{pods} did not start: see above.")
     return lines

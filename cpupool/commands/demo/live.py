@@ -242,8 +242,8 @@ class LiveNode:
             why = _refusals(self._facts(), pod) or why
         if why:
             raise RemoteProtocolError(
-                f"the plugin for cpu has no new CPUs for {pod.name}: {why}; read the plugin's log,"
-                " or name pods that it serves with --pods"
+                f"the plugin for cpu has no new CPUs for the pod {pod.name}: {why}; read the"
+                " plugin's log, or name pods that it serves with --pods"
             )
         return _by_plugins(self._facts(), pod)
 

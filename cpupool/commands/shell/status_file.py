@@ -17,13 +17,16 @@ if TYPE_CHECKING:
     from cpupool.manager.report import NodeStatus
 
 
-def read(path: Path, writer: str = "cpupool agent", option: str = "--file") -> tuple[Any, float]:
+def read(
+    path: Path, writer: str = "cpupool agent", option: str = "--file", others: str = ""
+) -> tuple[Any, float]:
     """Read a JSON file that a process keeps true, and its age in seconds.
 
     Args:
         path: the file.
         writer: the command that writes it.
         option: the option that names another file.
+        others: another command whose file the caller takes, too; empty for none.
 
     Raises:
         UsageError: it is not there, cannot be read, or is no JSON.
@@ -44,7 +47,8 @@ def read(path: Path, writer: str = "cpupool agent", option: str = "--file") -> t
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}; name the file of `{writer}`") from error
     except JSONRefused as error:
-        remedy = f"name the file of `{writer}` with {option}"
+        writers = " or ".join(f"`{each}`" for each in (writer, others) if each)
+        remedy = f"name the file of {writers} with {option}"
         raise UsageError(f"{path} is no status file: {error}; {remedy}") from error
     return document, age_s
 

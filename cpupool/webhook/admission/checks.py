@@ -82,7 +82,16 @@ def check(pod: PodRequests, rules: Rules) -> Iterator[Problem]:
 
 
 def check_names(pod: PodRequests, names: Names) -> Iterator[Problem]:
-    """Find resources that look like a pool's but are not, also in pods without pools."""
+    """Find what looks like a resource or an annotation of ours and is none, in any pod."""
+    for key in pod.annotations:
+        if meant := names.meant_annotation(key):
+            yield Problem(
+                "cpupool does not read this annotation, as its domain is not"
+                f" {meant.partition('/')[0]}",
+                f"did you mean {meant}?",
+                Severity.WARNING,
+                f"metadata.annotations[{shown(key)}]",
+            )
     for container in pod.containers:
         for resource in container.doubtful:
             why = f"name does not begin with {PoolKind.EXCLUSIVE.value} or {PoolKind.SHARED.value}"

@@ -113,6 +113,13 @@ def test_an_archive_that_is_no_bundle_is_refused(tmp_path: Path, contents: bytes
         extract(made, tmp_path / "out")
 
 
+def test_an_archive_of_another_kind_is_refused_for_what_it_lacks(tmp_path: Path) -> None:
+    made = archive(tmp_path / "b.tar.gz", tarfile.TarInfo("a"), contents=None)
+
+    with pytest.raises(HostFileError, match=r"damaged one \(it has no bundle\.json\)"):
+        extract(made, tmp_path / "out")
+
+
 def test_a_file_that_is_cut_off_is_refused(tmp_path: Path) -> None:
     whole = archive(tmp_path / "b.tar.gz", tarfile.TarInfo("a"), contents=b"{}").read_bytes()
     (tmp_path / "cut").write_bytes(whole[: len(whole) // 2])

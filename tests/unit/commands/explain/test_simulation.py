@@ -117,7 +117,7 @@ class TestSimulation:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"{", "is no status file"),
+        (b"{", "name the file of `cpupool agent` or `cpupool simulate --json` with --file"),
         (b"[]", "is no status file of this version"),
         (b'{"schema": 3}', "is no status file of this version"),
         (b'{"schema": "cpupool-status/1", "containers": []}', "restart the agent"),

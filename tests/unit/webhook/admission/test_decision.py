@@ -324,6 +324,28 @@ def test_a_pool_of_nearly_the_domain_is_a_warning(typed: str, meant: str, rules:
     )
 
 
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("nokia.k8s.oi/cpus", "nokia.k8s.io/cpus"),
+        ("nokia.k8s.com/cpu-load-balancing", "nokia.k8s.io/cpu-load-balancing"),
+        ("nokia.k8s.oi/other", ""),
+        ("example.com/cpus", ""),
+        ("cpus", ""),
+        ("nokia.k8s.io/cpus-per-container", ""),
+    ],
+)
+def test_an_annotation_of_nearly_the_domain_is_a_warning(typed: str, meant: str) -> None:
+    asked = pod(container(pools={"exclusive-a": "1"}))
+    asked["metadata"]["annotations"] = {typed: "disable"}
+    found = [text for text in warnings(asked, RULES) if "metadata.annotations" in text]
+    told = (
+        f"metadata.annotations[{typed}]: cpupool does not read this annotation, as its domain is"
+        f" not nokia.k8s.io; did you mean {meant}?"
+    )
+    assert found == [told] * bool(meant)
+
+
 def test_another_domain_has_its_own_names() -> None:
     rules = Rules(Names("example.com"), POOLS)
     assert admitted(pod(container(pools={"exclusive-a": "x"}), processes="]"), rules)
