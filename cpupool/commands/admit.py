@@ -105,7 +105,9 @@ def add_parser(commands: Commands, summary: str) -> None:
         help="the user name of who creates the pods, as the webhook sees it (default: not known)",
     )
     shape = parser.add_mutually_exclusive_group()
-    shape.add_argument("--diff", action="store_true", help="print only what is changed")
+    shape.add_argument(
+        "--diff", action="store_true", help="print only what is changed: nothing, if nothing is"
+    )
     shape.add_argument("--json", action="store_true", help="print one JSON object instead")
     needs(parser, "--mixed-cpus-allowed --schedulers", "--pool-files")
     parser.set_defaults(run=run)

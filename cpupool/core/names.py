@@ -113,26 +113,19 @@ class Names:
         return meant if _is_nearly(typed, domain) else ""
 
     def meant_annotation(self, key: str) -> str:
-        """Return our annotation of a pod that a key names, except for a typing error in the domain.
+        """Return the annotation of a pod's author that a key names, except for a typing error.
 
-        Empty for any other key.
+        The error is in the domain, as in `nokia.k8s.oi/cpus`. Empty for any other key.
         """
         typed, _, name = key.partition("/")
         meant = f"{self.domain}/{name}"
-        if meant == key or meant not in self._of_authors:
+        of_authors = (
+            *(self.processes, self.load_balancing, self.split),
+            *(self.memory_migrates, self.requests),
+        )
+        if meant == key or meant not in of_authors:
             return ""
         return meant if _is_nearly(typed, self.domain) else ""
-
-    @property
-    def _of_authors(self) -> tuple[str, ...]:
-        """The annotations that the author of a pod writes."""
-        return (
-            self.processes,
-            self.load_balancing,
-            self.split,
-            self.memory_migrates,
-            self.requests,
-        )
 
     @property
     def processes(self) -> str:

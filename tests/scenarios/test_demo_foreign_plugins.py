@@ -205,7 +205,7 @@ def hangs(plugin: Counting, method: str, opened: ExitStack) -> None:
         ),
         pytest.param(
             lambda plugin, _: plugin.answers("Allocate", b"\xff\xff\xff"),
-            "the plugin for cpu has no new CPUs for the pod shared: container main: the plugin for ",
+            "the plugin for cpu has no new CPUs for the pod shared: container main: the plugin ",
             id="answers what is no message",
         ),
         pytest.param(
@@ -222,7 +222,7 @@ def hangs(plugin: Counting, method: str, opened: ExitStack) -> None:
             lambda plugin, _: plugin.answers(
                 "Allocate", Refusal(grpc.StatusCode.INTERNAL, "no\nroom")
             ),
-            "the plugin for cpu has no new CPUs for the pod shared: container main: the plugin for ",
+            "the plugin for cpu has no new CPUs for the pod shared: container main: the plugin ",
             id="refuses",
         ),
     ],
