@@ -147,6 +147,10 @@ def _request(status: NodeStatus, container: ContainerStatus) -> Step:
     for share in container.shares:
         own = share.pool.kind is ResourceKind.POLICY and BEST_EFFORT in status.sets
         wish = f"{share.requested} whole CPUs for a pod of the class {container.qos}"
+        if share.pool.kind is ResourceKind.POLICY and not share.requested:
+            # The policy of a package may serve any container.
+            own, named = True, status.pools.cpu_manager.named
+            wish = f"no whole CPUs, and the policy {named} gives it some"
         wishes.append(wish if own else amount(share.pool, share.requested))
         pool = status.pools.behind(share.pool)
         cpus |= pool.cpus if pool else share.given

@@ -212,6 +212,21 @@ def test_a_container_has_the_reasons_of_its_own_choice_and_none_of_another_conta
     ]
 
 
+def test_cpus_that_a_policy_gives_without_a_request(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node = Node()
+    pools = NodePools.of(cpu_manager=CPUManager("telling", installed=TellingCPUs))
+    node.manager.reconfigure(pools, LAPTOP.topology())
+    node.manager.adopt(())
+    node.run("web", container())
+
+    assert explain(file, node.status(web="0"), "web") == 0
+    assert steps(capsys.readouterr().out)[0] == (
+        "request: it requests no whole CPUs, and the policy telling gives it some => 0"
+    )
+
+
 def test_cpus_that_an_init_container_has_at_another_time(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
