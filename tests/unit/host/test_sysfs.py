@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import io
+import os
 import tarfile
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +18,7 @@ from cpupool.core.topology import CoreType
 from cpupool.host.root import HostRoot
 from cpupool.host.sysfs import FolderTree, RecordedTree, Sysfs, open_topology
 from tests.machines import MACHINES
+from tests.waiting import DEADLINE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -295,6 +299,21 @@ class TestFolders:
         monkeypatch.setattr(Path, "read_bytes", gone)
 
         assert FolderTree(tmp_path).read("devices/system/cpu/cpu1/topology/core_id") is None
+
+    def test_a_list_that_the_kernel_gives_page_by_page_is_read_whole(self, tmp_path: Path) -> None:
+        text = ",".join(map(str, range(0, 8192, 2)))
+        file = tmp_path / "cpulist"
+        os.mkfifo(file)
+
+        def give() -> None:
+            with file.open("wb", buffering=0) as pipe:
+                fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, 4096)
+                pipe.write(text.encode())
+
+        writer = threading.Thread(target=give)
+        writer.start()
+        assert FolderTree(tmp_path).read("cpulist") == text
+        writer.join(DEADLINE_S)
 
     def test_what_is_not_there_is_missing(self, tmp_path: Path) -> None:
         (tmp_path / "file").touch()
