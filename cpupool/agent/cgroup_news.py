@@ -110,11 +110,16 @@ class CgroupNews:
                 ending.callback(watch.stop)
             yield
 
-    def ensure(self) -> None:
-        """Watch the folders that are new, or that could not be watched before."""
-        for watch in self._watches:
-            if watch.ensure():
-                self._touched.add(None)
+    def ensure(self) -> bool:
+        """Watch the folders that are new, or that could not be watched before.
+
+        Returns:
+            Whether there is one: no event has named what came before its watch.
+        """
+        begun = [watch.ensure() for watch in self._watches]
+        if any(begun):
+            self._touched.add(None)
+        return any(begun)
 
     def starts_right(self, container: ContainerID) -> bool:
         """Return whether a container that the runtime has started is where it belongs.

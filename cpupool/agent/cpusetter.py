@@ -158,7 +158,8 @@ class CPUSetter:
                 self._urgent.clear()
                 self._later_s = math.inf
                 report = self.sweep(self._due())
-                self._news.ensure()
+                if self._news.ensure():
+                    self._look_soon()
                 self._tell(report)
                 self._rest(stop)
 

@@ -59,6 +59,17 @@ def test_a_new_container_is_looked_at_once_more_without_an_event() -> None:
         eventually(lambda: node.cpus("plain") == "1", "it is found")
 
 
+def test_a_folder_that_is_watched_from_now_on_is_looked_at_once_more(tmp_path: Path) -> None:
+    # Its interval never passes: the clock stands still.
+    node = Node(places={tmp_path / "kubepods": True})
+    with running(node):
+        assert node.swept.acquire(timeout=DEADLINE_S), "the folder is missing"
+        (tmp_path / "kubepods").mkdir()
+        node.setter.facts_changed()
+        for why in ("the event", "no event names what came before the watch"):
+            assert node.swept.acquire(timeout=DEADLINE_S), why
+
+
 def test_a_question_that_is_due_reads_no_cgroup_without_an_event() -> None:
     node = Node(nri=ModelRuntime(here=True), cri=ModelRuntime(here=True), clock=time.monotonic)
     with running(node):
