@@ -47,7 +47,7 @@ log = logs.get(__name__)
 
 _SECOND_LOOK_S: Final = 1.0
 """Where the kernel does not report each write, a second look finds what was written just after a
-directory was made."""
+directory was made: the runtime fills it then."""
 _SILENT_S: Final = 1.0
 """The pause before the agent asks a silent runtime for a container again."""
 _OTHERS_FIRST_S: Final = 5.0
@@ -154,6 +154,11 @@ def _is_right(tree: CgroupTree, path: str, wants: CPUAssignment) -> bool:
     with suppress(CPUPoolError):
         return tree.effective(path) == wants.cpus
     return False
+
+
+def _is_kept_unreported(wants: CPUAssignment) -> bool:
+    """Return whether a container has kept values in files without a watch, or may get some."""
+    return bool(wants.exclusive or wants.memory or wants.properties or wants.cause)
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,7 +365,7 @@ class Mover:
             waits = self._writers.nri_waits() if new else ""
             seen = _Seen(_FirstSight(key, now_s, container.cpus, new, waits), measured=not new)
             self._seen[container.path] = seen
-            if not reported:
+            if not reported or _is_kept_unreported(resolution.assignment(key)):
                 self._look_at(now_s + _SECOND_LOOK_S)
         text = self.wanted(key, resolution)
         seen.target.aim(text)

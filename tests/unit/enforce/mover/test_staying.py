@@ -103,6 +103,14 @@ def test_a_new_container_is_looked_at_once_more_unless_each_write_is_reported(
     assert world.mover.due_s == due_s
 
 
+def test_nor_is_each_write_reported_of_a_container_of_which_more_is_kept(world: World) -> None:
+    world.node.run("owner", builders.container(exclusive_a=1))
+    world.node.source.live = {"owner": {"exclusive_a": ids("2")}}
+    world.node.setter.sweep()
+    world.put_right(reported=True)
+    assert world.mover.due_s == 1.0
+
+
 def test_a_container_starts_right_that_has_its_cpus_and_its_cpu_time(world: World) -> None:
     world.put_right()
     assert world.starts_right("plain")
