@@ -114,12 +114,12 @@ class CgroupNews:
         """Watch the folders that are new, or that could not be watched before.
 
         Returns:
-            Whether there is one: no event has named what came before its watch.
+            Whether a watch has begun: no event has named what came before it.
         """
-        begun = [watch.ensure() for watch in self._watches]
-        if any(begun):
+        new = [watch for watch in self._watches if watch.ensure()]
+        if new:
             self._touched.add(None)
-        return any(begun)
+        return any(watch.watching for watch in new)
 
     def starts_right(self, container: ContainerID) -> bool:
         """Return whether a container that the runtime has started is where it belongs.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from cpupool.agent import cgroup_news
 from cpupool.agent.cgroup_news import CgroupNews, Look
 from cpupool.core.workloads import ContainerID
 from cpupool.enforce.writer_choice import Writers
+from cpupool.host import files
 from tests.runtimes import ModelRuntime, without_runtime
 from tests.waiting import eventually
 
@@ -180,3 +183,21 @@ def test_a_pod_whose_cgroups_have_changed_is_named_once(tmp_path: Path) -> None:
         assert news.take() is None
         runtime.delays = True
         assert news.take() is None, "what lets a start go on may come without an event"
+
+
+def test_only_a_watch_that_begins_asks_for_one_more_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    news = CgroupNews({tmp_path / "kubepods": True}, without_runtime(), lambda _cgroup: False)
+
+    def no_instances(*_given: object, **_named: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with news.followed(lambda _look: None):
+        assert not news.ensure(), "there is no folder"
+        (tmp_path / "kubepods").mkdir()
+        with monkeypatch.context() as refusing:
+            refusing.setattr(files, "FolderEvents", no_instances)
+            assert not news.ensure(), "the kernel refuses the watch"
+        assert news.ensure()
+        assert not news.ensure()
