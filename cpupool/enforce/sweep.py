@@ -176,8 +176,9 @@ class Sweep:
             repairs += made
             if all(repair.error for repair in made):
                 break
-            # What other pods have is as it was a moment ago, or is reported.
-            alone = reported and not any(repair.widened for repair in made)
+            # What other pods have is as it was a moment ago, or is reported; but a program that has
+            # moved one container often moves others with it.
+            alone = reported and not any(repair.widened or repair.overwritten for repair in made)
             there = self._directories.read({repair.pod for repair in made} if alone else None)
             walked = found if there is None else self._directories.started(there)
             found = tuple(container for container in walked if container.path in asked_for)

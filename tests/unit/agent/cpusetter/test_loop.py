@@ -8,7 +8,7 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.workloads import ContainerID
 from tests import builders
 from tests.runtimes import ModelRuntime, reported
-from tests.setters import EVERYTHING, Node, running
+from tests.setters import EVERYTHING, Node, ids, running
 from tests.waiting import DEADLINE_S, eventually
 
 if TYPE_CHECKING:
@@ -145,3 +145,24 @@ def test_a_container_that_has_started_elsewhere_is_moved_at_once(
         runtime.begun.clear()
         node.setter.container_started(ContainerID("main-id"))
         eventually(lambda: node.cpus("plain") == "1", "it is put right")
+
+
+def test_a_program_that_moves_a_container_and_then_another_is_undone_in_one_sweep() -> None:
+    node = Node()
+    for name in ("one", "two"):
+        node.run(name, builders.container(shared_a=1))
+    node.source.live = {
+        name: {"shared_a": ids(device)} for name, device in (("one", "0"), ("two", "1"))
+    }
+    node.setter.sweep()
+    assert (node.cpus("one"), node.cpus("two")) == ("0", "0")
+    written = iter([node.path("two")])
+
+    def follow() -> None:
+        for path in written:
+            node.kernel.write(path, CPUSet.parse(EVERYTHING))
+
+    node.kernel.write(node.path("one"), CPUSet.parse(EVERYTHING))
+    node.kernel.before_write = dict.fromkeys(range(100), follow)
+    node.setter.sweep({"one-uid"})
+    assert (node.cpus("one"), node.cpus("two")) == ("0", "0")
