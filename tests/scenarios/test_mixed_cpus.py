@@ -26,6 +26,7 @@ from tests.nri_pods import Pod as NRIPod
 from tests.nri_runtime import FakeRuntime, Plugin
 from tests.scenarios import test_demo
 from tests.scenarios.test_agent_process import living
+from tests.scenarios.test_resource_plugins import started
 from tests.waiting import DEADLINE_S, eventually
 
 if TYPE_CHECKING:
@@ -231,10 +232,11 @@ def test_shared_cpus_are_added_to_those_of_our_own_static_policy(folder: Path, n
         world.mount.show(node=pools)
         await_units(world, 256)
         eventually(lambda: world.node.plugged == nri, "the runtime asks the agent")
-        world.node.run_pod(
+        pod = world.node.run_pod(
             {"kind": "Pod", "metadata": {"name": "web"}, "spec": {"containers": [container]}}
         )
 
+        started(world, pod)
         world.await_containers({"web/": "0-1,6-15", "web/main": "2-5"})
         shared = {"SHARED_CPUS": "2-3", "OPENSHIFT_SHARED_CPUS": "2-3"}
         own = {"EXCLUSIVE_CPUS": "4-5", "OPENSHIFT_ISOLATED_CPUS": "4-5"}

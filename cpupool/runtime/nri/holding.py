@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Final
 from cpupool.core.cpu_manager import CPU_MANAGER, ON_MISFIT
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import HostError
+from cpupool.core.names import ENABLE_SHARED_CPUS
 from cpupool.core.workloads import ContainerRef
 from cpupool.enforce import notices
 from cpupool.enforce.intruders import intruders
@@ -204,7 +205,9 @@ def _unknown(container: NRIContainer, pod: Pod | None, now: Snapshot) -> str:
         return ""
     if not now.facts.recovered:
         return _JUST_STARTED
-    if not listed and not known.devices:
+    # A container of a pool has its CPUs from there. OpenShift's resource only adds to CPUs that it
+    # owns.
+    if not listed and known.devices.keys() <= {ENABLE_SHARED_CPUS}:
         return "the API server has not listed its pod yet, which may request CPUs of its own"
     return ""
 

@@ -47,6 +47,17 @@ def test_without_it_the_container_is_held(agent: Agent, plugin: Plugin) -> None:
         plugin.create(guaranteed())
 
 
+def test_shared_cpus_of_openshift_are_beside_cpus_of_its_own(agent: Agent, plugin: Plugin) -> None:
+    govern(agent)
+    with pytest.raises(Refused, match="the API server has not listed its pod"):
+        plugin.create(guaranteed(devices={"enable-shared-cpus": "0"}))
+
+
+def test_a_container_of_a_pool_does_not_wait_for_its_spec(agent: Agent, plugin: Plugin) -> None:
+    govern(agent)
+    plugin.create(guaranteed(devices={"exclusive_a": "4,5"}))
+
+
 def test_or_released(folder: Path, runtime: FakeRuntime) -> None:
     agent = Agent(folder / "nri.sock", MissingFacts.RELEASE)
     govern(agent)
