@@ -18,10 +18,10 @@ from cpupool.core.resources import CPU
 from cpupool.core.workloads import ContainerID, QoSClass
 from cpupool.manager import (
     by_plugins,
+    deferrable,
     mirror_pods,
     readiness,
     served_requests,
-    sharers,
     sightings,
 )
 from cpupool.manager.asking import SOON_S, Retry, Sources
@@ -103,7 +103,7 @@ class Learner:
     def can_wait(self) -> bool:
         """Return whether the pods as they are listed leave every container where it is."""
         listed = self._pods.pods() if self._nri() else None
-        return listed is not None and sharers.moves_nothing(self._manager.snapshot(), listed)
+        return listed is not None and deferrable.moves_nothing(self._manager.snapshot(), listed)
 
     def shares(self, pod: str) -> bool:
         """Return whether it is known that a pod, by the id in its cgroup's name, only shares.
@@ -114,7 +114,7 @@ class Learner:
         found = next((each for each in listed or () if each.cgroup_uid == pod), None)
         now = self._manager.snapshot()
         found = found or now.resolution.pods.get(pod)
-        return listed is not None and found is not None and sharers.shares(now, found)
+        return listed is not None and found is not None and deferrable.shares(now, found)
 
     def learn(self, found: Collection[FoundContainer], now_s: float) -> None:
         """Ask every source whose question is due.

@@ -10,7 +10,7 @@ from cpupool.core.cpu_manager import CPUManager
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.pools import NodePools, Pool
 from cpupool.core.workloads import Container, ContainerID, Pod, QoSClass
-from cpupool.manager import sharers
+from cpupool.manager import deferrable
 from cpupool.manager.manager import Manager
 from tests import builders
 from tests.machines import MACHINES
@@ -52,7 +52,7 @@ def states(pod: Pod, **fields: object) -> Pod:
 @pytest.mark.parametrize("pools", [POOLS, STATIC])
 @pytest.mark.parametrize("pod", [PLAIN, SHARED])
 def test_a_pod_without_cpus_of_its_own_only_shares(pod: Pod, pools: NodePools) -> None:
-    assert sharers.shares(node(pod, pools=pools).snapshot(), pod)
+    assert deferrable.shares(node(pod, pools=pools).snapshot(), pod)
 
 
 @pytest.mark.parametrize(
@@ -66,8 +66,8 @@ def test_a_pod_without_cpus_of_its_own_only_shares(pod: Pod, pools: NodePools) -
 )
 def test_one_that_owns_or_may_own_is_looked_at_at_once(pod: Pod) -> None:
     now = node(pod).snapshot()
-    assert not sharers.shares(now, pod)
-    assert not sharers.moves_nothing(node().snapshot(), [pod])
+    assert not deferrable.shares(now, pod)
+    assert not deferrable.moves_nothing(node().snapshot(), [pod])
 
 
 def test_one_that_owns_what_it_requests_no_longer_is_looked_at_at_once() -> None:
@@ -76,38 +76,38 @@ def test_one_that_owns_what_it_requests_no_longer_is_looked_at_at_once() -> None
     manager.accept(builders.given(owner, exclusive_a="2"))
     edited = replace(owner, containers=(builders.container(),))
     assert builders.owned(manager)
-    assert not sharers.shares(manager.snapshot(), edited)
+    assert not deferrable.shares(manager.snapshot(), edited)
 
 
 def test_under_other_policies_any_pod_may_move_others() -> None:
     koordinator = NodePools.of(
         Pool.named("default", "0-7"), cpu_manager=CPUManager("koordinator", CPUSet.of(0))
     )
-    assert not sharers.shares(node(PLAIN, pools=koordinator).snapshot(), PLAIN)
+    assert not deferrable.shares(node(PLAIN, pools=koordinator).snapshot(), PLAIN)
     manager = node(PLAIN)
     manager.observe(static_cpus=CPUSet.of(1, 2))
-    assert not sharers.shares(manager.snapshot(), PLAIN), "the kubelet gives CPUs"
+    assert not deferrable.shares(manager.snapshot(), PLAIN), "the kubelet gives CPUs"
 
 
 def test_nothing_waits_before_an_earlier_agents_choices_are_known() -> None:
     manager = Manager()
     manager.reconfigure(POOLS, MACHINE)
-    assert not sharers.moves_nothing(manager.snapshot(), [PLAIN])
+    assert not deferrable.moves_nothing(manager.snapshot(), [PLAIN])
     manager.observe(pods=[PLAIN])
-    assert not sharers.shares(manager.snapshot(), PLAIN)
+    assert not deferrable.shares(manager.snapshot(), PLAIN)
 
 
 @pytest.mark.parametrize("pod", [PLAIN, SHARED])
 def test_a_life_of_a_pod_that_shares_moves_nothing(pod: Pod) -> None:
-    assert sharers.moves_nothing(node().snapshot(), [pod_before(pod)]), "it is listed"
+    assert deferrable.moves_nothing(node().snapshot(), [pod_before(pod)]), "it is listed"
     now = node(pod).snapshot()
     for become in (
         states(pod, running=True),
         states(pod, running=True, ending=True, ends_s=1.0),
         states(pod, finished=True),
     ):
-        assert sharers.moves_nothing(now, [become])
-    assert sharers.moves_nothing(now, []), "it is listed no more"
+        assert deferrable.moves_nothing(now, [become])
+    assert deferrable.moves_nothing(now, []), "it is listed no more"
 
 
 def pod_before(pod: Pod) -> Pod:
@@ -116,19 +116,21 @@ def pod_before(pod: Pod) -> Pod:
 
 
 def test_a_container_that_the_runtime_has_not_named_is_looked_at_at_once() -> None:
-    assert not sharers.moves_nothing(node(named=False).snapshot(), [PLAIN])
+    assert not deferrable.moves_nothing(node(named=False).snapshot(), [PLAIN])
 
 
 def test_a_pod_that_the_runtime_named_first_has_waited_for_its_listing() -> None:
     manager = node()
     manager.observe_containers([reported(SHARED.uid, identifier="shared-main")])
-    assert not sharers.moves_nothing(manager.snapshot(), [states(SHARED)])
+    assert not deferrable.moves_nothing(manager.snapshot(), [states(SHARED)])
 
 
 def test_another_request_is_looked_at_at_once() -> None:
     now = node(SHARED).snapshot()
     resized = replace(SHARED.containers[0], limit_milli=500, id=ContainerID("shared-main"))
-    assert not sharers.moves_nothing(now, [replace(SHARED, containers=(resized,))])
-    assert not sharers.moves_nothing(now, [states(SHARED, qos=QoSClass.BEST_EFFORT)])
+    assert not deferrable.moves_nothing(now, [replace(SHARED, containers=(resized,))])
+    assert not deferrable.moves_nothing(now, [states(SHARED, qos=QoSClass.BEST_EFFORT)])
     more = Container("more")
-    assert not sharers.moves_nothing(now, [replace(SHARED, containers=(*SHARED.containers, more))])
+    assert not deferrable.moves_nothing(
+        now, [replace(SHARED, containers=(*SHARED.containers, more))]
+    )

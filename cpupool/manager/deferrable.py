@@ -1,7 +1,7 @@
-"""The pods that only share CPUs: what becomes of them moves no container of another pod.
+"""The changes that a sweep may defer: those of pods that only share CPUs.
 
-Their containers need a look when they run on wrong CPUs. Their listing, their states and their end
-can wait, and be looked at together. This holds only under a policy that says so (`sharers_stay`):
+What becomes of such a pod moves no container of another pod. Its containers need a look when they
+run on wrong CPUs. Its listing, its states and its end can wait, and be looked at together. This holds only under a policy that says so (`sharers_stay`):
 others give CPUs by a pod's class, by its load, or by the word of a plugin.
 """
 
