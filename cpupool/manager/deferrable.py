@@ -1,8 +1,9 @@
 """The changes that a sweep may defer: those of pods that only share CPUs.
 
 What becomes of such a pod moves no container of another pod. Its containers need a look when they
-run on wrong CPUs. Its listing, its states and its end can wait, and be looked at together. This holds only under a policy that says so (`sharers_stay`):
-others give CPUs by a pod's class, by its load, or by the word of a plugin.
+run on wrong CPUs. Its listing, its states and its end can wait, and the agent looks at them
+together. This holds only under a policy that says so (`sharers_stay`). Other policies give CPUs by
+a pod's class, by its load, or by the answer of a plugin.
 """
 
 from __future__ import annotations
