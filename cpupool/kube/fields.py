@@ -18,8 +18,8 @@ _NAME: Final = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]*", re.ASCII)
 class Field:
     """A value somewhere in a body; reading it as something raises where it is something else.
 
-    Nobody changes one. It is not frozen, because a pod is three hundred of them, seven times in its
-    life, and a frozen one takes twice as long to make.
+    No code changes one. It is not frozen, because a pod is three hundred of them, seven times in
+    its life, and a frozen one takes twice as long to make.
 
     Attributes:
         source: the object, for messages.

@@ -43,11 +43,11 @@ _Request = TypeVar("_Request", bound=Message)
 
 
 class Device(NamedTuple):
-    """What a part of a resource comes from, as a NIC.
+    """The device that a part of a resource comes from, as a NIC.
 
     Attributes:
         node: the NUMA node to which it is near.
-        kind: what it is, as `NIC`.
+        kind: its kind, as `NIC`.
         name: as in its network namespace.
         namespace: the name of its network namespace; empty for the host's.
     """
@@ -59,7 +59,7 @@ class Device(NamedTuple):
 
     @property
     def annotations(self) -> Mapping[str, str]:
-        """What Katalyst's reporter reads: a name that is unique on the machine."""
+        """The annotations for Katalyst's reporter: a name that is unique on the machine."""
         if not self.namespace:
             return {_IDENTIFIER: self.name}
         return {_IDENTIFIER: f"{self.namespace}-{self.name}", _NETNS: self.namespace}

@@ -107,7 +107,7 @@ class _Runs:
         # A task keeps its result, or its error with the frames.
         if self._running is run:
             self._running = None
-        # Its callers may be gone: asyncio logs an error that nobody asks for.
+        # Its callers may be gone: asyncio logs an error that no caller reads.
         if not run.cancelled():
             run.exception()
 

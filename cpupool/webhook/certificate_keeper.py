@@ -1,8 +1,9 @@
-"""Keeps the webhook's certificates good: sees when they must be looked at, and has that done.
+"""Keeps the webhook's certificates valid: sees when a look at them is due, and starts it.
 
-A look (`certificate_maker.py`) needs a library that takes 10 MiB. What a look decides follows from
-two objects and from the time. So this process compares the versions of the objects with those of
-the last look, and another process, which ends afterwards, has the library.
+`https/certificate_renewal.py` decides what is renewed, and `certificate_maker.py` writes it. A look
+needs a library that takes 10 MiB. Its decision follows from two objects and from the time. So this
+process compares the versions of the objects with those of the last look, and another process, which
+ends afterwards, has the library.
 """
 
 from __future__ import annotations

@@ -54,11 +54,11 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a look has come to.
+    """The result of a look.
 
     Attributes:
-        changes: what has become different, in the order in which it has.
-        terms: how long the certificates that the Secret holds now will do, by name.
+        changes: the changes, in their order.
+        terms: name → the expiry and renewal of each certificate that the Secret has now.
     """
 
     changes: tuple[Change, ...]

@@ -97,13 +97,14 @@ def _level(annotations: Mapping[str, str]) -> QoSLevel:
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """What Katalyst does not know in an annotation.
+    """A word in an annotation that Katalyst does not know.
 
     Attributes:
         annotation: the annotation.
         key: the key in its object; empty for the whole annotation.
-        word: what is written.
-        known: what could be; empty if the annotation is no JSON object of a few texts.
+        word: the word.
+        known: the words that could stand there; empty if the annotation is no JSON object of a few
+            texts.
         is_key: whether the key itself is not known.
     """
 

@@ -1,4 +1,4 @@
-"""What plugins of the QoS Resource Manager are asked.
+"""The questions to plugins of the QoS Resource Manager.
 
 Source: kubewharf/kubelet, pkg/apis/resourceplugin/v1alpha1.
 """
@@ -30,7 +30,7 @@ class ContainerRole(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PluginOptions:
-    """What a plugin wants to be asked.
+    """The questions that a plugin wants.
 
     Attributes:
         pre_start: before each start of a container.

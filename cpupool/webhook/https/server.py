@@ -47,10 +47,10 @@ _OTHER_FILES: Final = 128
 """File descriptors that are not connections, also while an old client's is being closed."""
 _FEWEST_QUEUED: Final = 64
 _UNREAD_BYTES: Final = 32 * 1024
-"""What the kernel holds of a client that the server does not read yet, and of an answer that its
-client does not read; the kernel rounds it up."""
+"""The bytes that the kernel keeps from a client until the server reads them, and of an answer until
+its client reads them. The kernel rounds the number up."""
 _UNREAD_MS: Final = 10_000
-"""How long the kernel holds such an answer, also after the server has closed the connection."""
+"""How long the kernel keeps such an answer, also after the server has closed the connection."""
 _BACKLOG: Final = 4096
 """How many clients the kernel holds that the server has not seen yet."""
 _GOODBYE_S: Final = 2.0
