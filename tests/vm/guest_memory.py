@@ -11,16 +11,18 @@ import threading
 import time
 from collections import Counter
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cpupool.agent.memory_keeper import MemoryKeeper
 from cpupool.core.assignments import MemoryNodes
+from cpupool.core.plugin_facts import PluginFacts
 from cpupool.host.cgroup_memory import CgroupMemory
 from cpupool.host.cgroupfs import CgroupVersion, hierarchy
 from cpupool.host.root import HostRoot
 from cpupool.local.cgroups import RealCgroups
+from cpupool.manager.resolve import Snapshot
 from tests import builders
 from tests.events import Heard
 from tests.loops import running
@@ -35,7 +37,6 @@ if TYPE_CHECKING:
 
     from cpupool.core.cpuset import CPUSet
     from cpupool.enforce.sweep import SweepReport
-    from cpupool.manager.resolve import Snapshot
     from tests.scenarios.test_embedded_node import World
 
 POOLS = """
@@ -85,7 +86,8 @@ class Guest:
 
     def decided(self) -> Snapshot:
         now = self.world.agent.manager.snapshot()
-        return now._replace(resolution=having(now.resolution, self.wishes))
+        facts = replace(now.facts, plugins=PluginFacts(enabled=True))
+        return Snapshot(facts, having(now.resolution, self.wishes))
 
     def run(self, name: str, pools: dict[str, int]) -> None:
         """Start a pod with one container of its name."""
