@@ -13,7 +13,7 @@ from cpupool.core.errors import CPUSetParseError
 from cpupool.core.workloads import ContainerRef
 from cpupool.plugins.state import PluginState, ServedContainer
 from cpupool.policies.qrm.questions import ContainerRole, Question
-from cpupool.wire import answer_record
+from cpupool.qrm import answer_record
 from cpupool.wire.checkpoints import Reader
 from cpupool.wire.sealed import Sealed
 

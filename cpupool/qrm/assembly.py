@@ -7,12 +7,16 @@ from typing import TYPE_CHECKING
 from cpupool.host.cgroupfs import CgroupVersion, hierarchy
 from cpupool.host.record_file import RecordFile
 from cpupool.kubelet.podresources import PodResources
-from cpupool.qrm import katalyst_checkpoint, node_resources_writer, podresources_service
+from cpupool.qrm import (
+    answer_record,
+    katalyst_checkpoint,
+    node_resources_writer,
+    podresources_service,
+)
 from cpupool.qrm.answer_import import AnswerImport
 from cpupool.qrm.node_resources_writer import NodeResources
 from cpupool.qrm.plugin_inquiry import PluginInquiry
 from cpupool.qrm.resource_manager import ResourceManager
-from cpupool.wire import answer_record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

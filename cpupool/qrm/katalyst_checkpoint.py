@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Final
 
 from cpupool.core.errors import HostFileError, RemoteProtocolError
 from cpupool.core.workloads import ContainerRef
+from cpupool.qrm.katalyst_checkpoint_codec import parse
 from cpupool.qrm.plugin_client import ROOT
 from cpupool.qrm.plugin_messages import recorded_answer
 from cpupool.telemetry import log as logs
-from cpupool.wire.katalyst_checkpoint import parse
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from cpupool.core.plugin_facts import Answer, Answers
     from cpupool.host.root import HostRoot
-    from cpupool.wire.katalyst_checkpoint import Entry
+    from cpupool.qrm.katalyst_checkpoint_codec import Entry
 
 log = logs.get(__name__)
 

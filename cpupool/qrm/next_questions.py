@@ -17,8 +17,8 @@ from cpupool.core.resources import NATIVE
 from cpupool.core.workloads import ContainerKind, ContainerRef
 from cpupool.manager import aligning, by_plugins, choosing
 from cpupool.policies import hints
-from cpupool.policies.numeric_hints import merge_each
 from cpupool.policies.qrm.questions import Question
+from cpupool.qrm.numeric_hints import merge_each
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

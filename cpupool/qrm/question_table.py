@@ -42,7 +42,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
@@ -243,18 +243,18 @@ class Row:
 
     container: ContainerRef
     resource: str
-    call: Call = Call.QUIET
-    has: Has = Has.NOTHING
-    start: Start = Start.FREE
-    hints: Heard | None = None
-    given: Given | None = None
-    own: CPUSet = _NO_CPUS
-    broken: Broken | None = None
-    confirmed_s: float | None = None
-    prepares: Question | None = None
-    served: frozenset[ContainerID] = frozenset()
-    attempt: Attempt = _AT_ONCE
-    unprepared: str = ""
+    call: Call = field(default=Call.QUIET, init=False)
+    has: Has = field(default=Has.NOTHING, init=False)
+    start: Start = field(default=Start.FREE, init=False)
+    hints: Heard | None = field(default=None, init=False)
+    given: Given | None = field(default=None, init=False)
+    own: CPUSet = field(default=_NO_CPUS, init=False)
+    broken: Broken | None = field(default=None, init=False)
+    confirmed_s: float | None = field(default=None, init=False)
+    prepares: Question | None = field(default=None, init=False)
+    served: frozenset[ContainerID] = field(default=frozenset(), init=False)
+    attempt: Attempt = field(default=_AT_ONCE, init=False)
+    unprepared: str = field(default="", init=False)
 
 
 @dataclass(slots=True)

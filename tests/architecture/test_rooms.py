@@ -83,7 +83,7 @@ ELSEWHERE = {
     "tests/unit/plugins": {
         *("plugins/base", "plugins/config", "plugins/nics", "plugins/placing", "plugins/state"),
     },
-    "tests/unit/wire/test_answer_record.py": {"wire/sealed"},
+    "tests/unit/qrm/test_answer_record.py": {"wire/sealed"},
     "mypy: protocols only": {"agent/ports", "core/events", "enforce/ports", "manager/ports"},
     "nothing: a number": {"version"},
 }

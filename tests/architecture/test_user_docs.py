@@ -121,7 +121,8 @@ def test_the_page_of_operations_has_every_event() -> None:
     rooms = [ROOT / "cpupool" / room for room in ("agent", "enforce", "host", "qrm")]
     # The other modules of NRI name its messages, and this client the methods of its.
     nri = [ROOT / f"cpupool/runtime/nri/{name}.py" for name in ("answers", "holding", "plugin")]
-    codecs = {ROOT / "cpupool/qrm/plugin_client.py"}
+    names = ("plugin_client", "katalyst_checkpoint_codec")
+    codecs = {ROOT / f"cpupool/qrm/{name}.py" for name in names}
     found = {path for room in rooms for path in room.glob("*.py")} - codecs
     files = [ROOT / "cpupool/core/errors.py", *nri, *found]
     texts = {

@@ -16,10 +16,10 @@ from cpupool.core.names import Names
 from cpupool.core.plugin_facts import Answer, PluginFacts
 from cpupool.core.properties import OCIProperty
 from cpupool.policies.view import DEFAULT
+from cpupool.qrm import answer_record
 from cpupool.qrm.answer_book import AnswerBook
 from cpupool.qrm.bad_answers import Rule
 from cpupool.qrm.question_table import QuestionTable
-from cpupool.wire import answer_record
 from tests.unit.manager.plugged import MACHINE, manager, pod, pools, ref
 
 if TYPE_CHECKING:

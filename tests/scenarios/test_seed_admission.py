@@ -26,7 +26,7 @@ from cpupool.api.resourceplugin_pb2 import (
 from cpupool.core.plugin_facts import Given
 from cpupool.core.workloads import ContainerRef
 from cpupool.plugins.nic import BANDWIDTH
-from cpupool.wire import answer_record
+from cpupool.qrm import answer_record
 from tests.resource_plugins import Refusal
 from tests.scenarios.seeds.examples import values
 from tests.scenarios.seeds.test_qos_resource_manager import (

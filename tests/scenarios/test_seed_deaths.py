@@ -20,7 +20,7 @@ from cpupool.core.names import REQUIRED_PLUGINS
 from cpupool.core.workloads import ContainerRef
 from cpupool.plugins import state_codec
 from cpupool.plugins.nic import BANDWIDTH
-from cpupool.wire import answer_record
+from cpupool.qrm import answer_record
 from tests import dying
 from tests.processes import Process
 from tests.scenarios.seeds.test_qos_resource_manager import (

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cpupool.core.cpu_manager import TopologyHint, TopologyPolicy
 from cpupool.policies.hints import merge
-from cpupool.policies.numeric_hints import merge_each
+from cpupool.qrm.numeric_hints import merge_each
 from tests.conformance.oracle.verdicts import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from cpupool.policies.numeric_hints import Offer
+    from cpupool.qrm.numeric_hints import Offer
     from tests.conformance.oracle.verdicts import Case, Machines
 
     Provider = Mapping[str, list[list[Any]] | None]

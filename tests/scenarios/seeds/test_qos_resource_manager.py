@@ -19,7 +19,7 @@ from cpupool.api.resourceplugin_pb2 import ResourceAllocationInfo
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.workloads import ContainerRef
 from cpupool.plugins.nic import BANDWIDTH, NEAR_NIC
-from cpupool.wire import answer_record
+from cpupool.qrm import answer_record
 from tests.machines import Machine
 from tests.processes import Process
 from tests.scenarios.seeds.examples import values

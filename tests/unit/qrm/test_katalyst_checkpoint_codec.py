@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from cpupool.core.errors import RemoteProtocolError
-from cpupool.wire import katalyst_checkpoint
-from cpupool.wire.katalyst_checkpoint import Entry
+from cpupool.qrm import katalyst_checkpoint_codec
+from cpupool.qrm.katalyst_checkpoint_codec import Entry
 from tests import qrm_checkpoints
 from tests.qrm_checkpoints import Recorded
 
@@ -41,23 +41,25 @@ def changed(*recorded: Recorded, checksum: int | None = None, **members: Any) ->
 def test_a_whole_file_is_read_and_its_checksum_is_right(recorded: tuple[Recorded, ...]) -> None:
     data = changed(*recorded, checksum=SUMS[recorded])
     assert data == changed(*recorded)
-    found = katalyst_checkpoint.parse(data)
+    found = katalyst_checkpoint_codec.parse(data)
     assert found == tuple(map(entry, recorded))
     assert [each.message(0) for each in found] == [each.message for each in recorded]
     assert all(each.whole for each in found)
 
 
 def test_a_file_without_entries_is_read() -> None:
-    assert katalyst_checkpoint.parse(qrm_checkpoints.written()) == ()
+    assert katalyst_checkpoint_codec.parse(qrm_checkpoints.written()) == ()
     assert (
-        katalyst_checkpoint.parse(b'{"Data":{"PodResourceEntries":null},"Checksum":2079453817}')
+        katalyst_checkpoint_codec.parse(
+            b'{"Data":{"PodResourceEntries":null},"Checksum":2079453817}'
+        )
         == ()
     )
 
 
 def test_a_wrong_checksum_is_refused_with_both_sums_and_a_remedy() -> None:
     with pytest.raises(RemoteProtocolError) as caught:
-        katalyst_checkpoint.parse(changed(CPUS, checksum=1))
+        katalyst_checkpoint_codec.parse(changed(CPUS, checksum=1))
     assert str(caught.value) == (
         "kubelet_qrm_checkpoint is not readable: its checksum is 1, and its content has 3874491097;"
         " the agent imports nothing: remove the file, and it asks plugins for every container"
@@ -65,7 +67,7 @@ def test_a_wrong_checksum_is_refused_with_both_sums_and_a_remedy() -> None:
 
 
 def test_the_checksum_of_a_file_with_lost_bytes_says_nothing() -> None:
-    whole, lossy = katalyst_checkpoint.parse(qrm_checkpoints.written(CPUS, TENTHS))
+    whole, lossy = katalyst_checkpoint_codec.parse(qrm_checkpoints.written(CPUS, TENTHS))
     assert (whole, lossy) == (entry(CPUS), entry(TENTHS))
     assert not lossy.whole
 
@@ -99,4 +101,4 @@ def test_a_lost_byte_may_be_any() -> None:
 )
 def test_what_is_no_such_file_is_refused(data: bytes, why: str) -> None:
     with pytest.raises(RemoteProtocolError, match=why):
-        katalyst_checkpoint.parse(data)
+        katalyst_checkpoint_codec.parse(data)

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from cpupool.core.cpu_manager import TopologyHint
-from cpupool.policies import numeric_hints
-from cpupool.policies.numeric_hints import MergedEach, Offer, merge_each
+from cpupool.qrm import numeric_hints
+from cpupool.qrm.numeric_hints import MergedEach, Offer, merge_each
 
 ALIGN = ("cpu", "memory")
 ANY = TopologyHint(None, preferred=True)

@@ -12,7 +12,7 @@ from cpupool.core.cpu_manager import TopologyHint
 from cpupool.core.errors import RemoteProtocolError
 from cpupool.core.plugin_facts import Answer, Given
 from cpupool.core.workloads import ContainerRef
-from cpupool.wire import answer_record
+from cpupool.qrm import answer_record
 from cpupool.wire.checkpoints import Reader
 from cpupool.wire.sealed import Sealed
 
