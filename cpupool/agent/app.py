@@ -234,7 +234,7 @@ class Agent:
             cpus,
             health=self.health,
             changed=self._signals.of(Change.MACHINE),
-            withheld=cpus.withheld,
+            withholding=cpus,
         )
 
     def _make_load_watcher(self) -> LoadWatcher:

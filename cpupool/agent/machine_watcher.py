@@ -1,13 +1,13 @@
 """The machine watcher follows the CPUs that containers can have, and puts each change in force.
 
 It is level-triggered: each look compares the CPUs that are online, and those that cgroups withhold,
-with the manager's. The kernel's events only make it look sooner. The loop waits for these events in
-one call of the kernel, so it is no `StepLoop`.
+with the manager's. Events only make it look sooner. The loop waits for those of the kernel about
+CPUs in one call, so it is no `StepLoop`.
 """
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable
 
-    from cpupool.core.withheld import Withheld
-    from cpupool.host.usable_cpus import TopologySource
+    from cpupool.host.usable_cpus import TopologySource, Withholding
     from cpupool.manager.manager import Manager
     from cpupool.telemetry.health import Health
 
@@ -30,7 +29,7 @@ log = logs.get(__name__)
 NAME: Final = "machine watcher"
 _LOOK_S: Final = 10.0
 _LOOK_AT_CGROUPS_S: Final = 1.0
-"""The kernel sends no event when a cgroup takes CPUs from others."""
+"""No event comes when a cgroup takes CPUs where none is watched."""
 _LOOK_WITHOUT_EVENTS_S: Final = 0.05
 
 
@@ -43,7 +42,7 @@ class MachineWatcher:
         health: takes the beats of the loop.
         changed: called when CPUs went offline or came back.
         listen: opens the kernel's events.
-        withheld: reads the running CPUs that `topology` leaves out; None where it leaves out none.
+        withholding: what `topology` leaves out; None where it leaves out nothing.
     """
 
     def __init__(
@@ -54,25 +53,29 @@ class MachineWatcher:
         health: Health,
         changed: Callable[[], None],
         listen: Callable[[], CPUEvents] = CPUEvents,
-        withheld: Callable[[], tuple[Withheld, ...]] | None = None,
+        withholding: Withholding | None = None,
     ) -> None:
         self._manager = manager
         self._topology = topology
         self._health = health
         self._changed = changed
         self._listen = listen
-        self._withheld = withheld or (lambda: ())
-        self._look_s = _LOOK_AT_CGROUPS_S if withheld else _LOOK_S
+        self._withholding = withholding
         self._events: CPUEvents | None = None
         self._silence = ""
         self._failures = Failures()
 
     def run(self, stop: threading.Event) -> None:
         """Follow the machine until `stop` is set; `wake` after setting it returns at once."""
-        with closing(self._listen()) as events:
-            self._events = events
+        with ExitStack() as ending:
+            events = self._events = ending.enter_context(closing(self._listen()))
+            watches = [self._withholding.watch(self.wake)] if self._withholding else []
+            for watch in watches:
+                ending.callback(watch.stop)
             while not stop.is_set():
                 self._health.beat(NAME)
+                for watch in watches:
+                    watch.ensure()
                 self.look()
                 events.wait(self._pause_s(events.silence))
 
@@ -84,7 +87,8 @@ class MachineWatcher:
     def look(self) -> None:
         """Tell the manager which CPUs are online, and which of them containers cannot have."""
         try:
-            online, withheld = self._topology.online(), self._withheld()
+            online = self._topology.online()
+            withheld = self._withholding.withheld() if self._withholding else ()
             before = self._manager.snapshot().facts.topology
             if (online, withheld) == (before.online, before.withheld):
                 return
@@ -110,7 +114,10 @@ class MachineWatcher:
             log.warning("pools on this machine", problem=problem)
 
     def _pause_s(self, silence: str) -> float:
-        pause_s = _LOOK_WITHOUT_EVENTS_S if silence else self._look_s
+        unwatched = self._withholding is not None and self._withholding.unwatched
+        pause_s = _LOOK_AT_CGROUPS_S if unwatched else _LOOK_S
+        if silence:
+            pause_s = _LOOK_WITHOUT_EVENTS_S
         if silence != self._silence:
             self._silence = silence
             log.warning("no events of CPUs from the kernel", look_s=pause_s, reason=silence)

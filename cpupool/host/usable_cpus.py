@@ -7,7 +7,12 @@ On version 2 a container can have the CPUs in `cpuset.cpus.effective` of kubepod
 isolated partitions that are containers (`host/partitions.py`). A CPU is missing there if another
 cgroup is a partition with it (as by `CPUSetPartition=` of systemd), or if kubepods or a cgroup
 above has a smaller `cpuset.cpus`. A container whose CPUs are all missing runs on the CPUs of its
-parent, which include those of other pods. The kernel sends no event about it.
+parent, which include those of other pods.
+
+The kernel sends no event about lost CPUs. It does send one about the write that makes a partition
+or a smaller set (inotify(7)). A cgroup can be such a partition only if it is directly below the
+base, or if one above it is or hands its CPUs down (`cpuset.cpus.exclusive`). So the watch sees the
+first level alone, and the owner looks often while there is more to see.
 
 On version 1 the cgroups above kubepods (`--cgroup-root`) limit what a container can have. The
 kernel takes an offline CPU out of every set but the base's, for good. So a set that lacks a CPU
@@ -24,19 +29,21 @@ from typing import TYPE_CHECKING, ClassVar, Final, Protocol
 
 from cpupool.core import withheld
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.errors import CgroupNotFound, HostError, HostFileError
+from cpupool.core.errors import CgroupNotFound, HostFileError
 from cpupool.core.withheld import Withheld
 from cpupool.host import cgroup_names
 from cpupool.host.cgroup_files import CgroupFiles, above
 from cpupool.host.cgroupfs import CgroupVersion, hierarchy
+from cpupool.host.files import DirectoryWatch
 from cpupool.telemetry import log as logs
 from cpupool.telemetry.failures import Failures
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from cpupool.core.topology import CPUTopology
+    from cpupool.loops.step_loop import Watch
 
 log = logs.get(__name__)
 
@@ -45,8 +52,8 @@ _EXCLUSIVE: Final = "cpuset.cpus.exclusive"
 _GRANTED: Final = "cpuset.cpus.exclusive.effective"
 _PARTITION: Final = "cpuset.cpus.partition"
 _MEMBER: Final = "member"
+_WRITTEN: Final = frozenset({_CPUS, _EXCLUSIVE, _PARTITION})
 _INVALID: Final = "invalid"
-_BELIEVED: Final = 10
 
 
 class TopologySource(Protocol):
@@ -62,6 +69,23 @@ class TopologySource(Protocol):
         Raises:
             HostFileError: sysfs does not have the content that the kernel documents.
         """
+        ...
+
+
+class Withholding(Protocol):
+    """What keeps running CPUs from containers."""
+
+    @property
+    def unwatched(self) -> bool:
+        """Whether CPUs may be taken where `watch` does not see it, as it is now."""
+        ...
+
+    def withheld(self) -> tuple[Withheld, ...]:
+        """Return the CPUs that the last look at the topology has left out."""
+        ...
+
+    def watch(self, changed: Callable[[], None]) -> Watch:
+        """Return a watch that calls back when CPUs may have been taken or given back."""
         ...
 
 
@@ -82,7 +106,7 @@ def usable(machine: TopologySource, cgroup: Path, cgroup_root: str = "") -> CPUT
 
 
 class UsableCPUs:
-    """The machine's CPUs that containers can have; satisfies `host.usable_cpus.TopologySource`.
+    """The machine's CPUs that containers can have; a `TopologySource` and a `Withholding`.
 
     Any thread may call it.
 
@@ -97,18 +121,17 @@ class UsableCPUs:
 
     def __init__(self, machine: TopologySource, cgroup: Path, cgroup_root: str = "") -> None:
         self._machine = machine
-        base, version = hierarchy(cgroup)
-        self._files = CgroupFiles(base, {}, "see cpuset(7)")
+        self._base, version = hierarchy(cgroup)
+        self._files = CgroupFiles(self._base, {}, "see cpuset(7)")
         places = cgroup_names.kubepods(cgroup_root)
         self._limits: _PartitionLimits | _SetLimits = (
             _SetLimits(self._files, places)
             if version is CgroupVersion.V1
             else _PartitionLimits(self._files, places)
         )
+        self._watch: DirectoryWatch | None = None
         self._lock = threading.Lock()
         self._found: tuple[Withheld, ...] = ()
-        self._fine: tuple[CPUSet, tuple[str, ...]] | None = None
-        self._believed = 0
         self._failures = Failures()
 
     def online(self) -> CPUSet:
@@ -120,9 +143,32 @@ class UsableCPUs:
         online, parts = self._look()
         return online - withheld.all_of(parts)
 
+    @property
+    def unwatched(self) -> bool:
+        """Whether a cgroup may take CPUs where `watch` does not see it, as it is now."""
+        watch = self._watch
+        watched = watch is not None and watch.watching and watch.complete
+        return not watched or self._limits.deep()
+
     def withheld(self) -> tuple[Withheld, ...]:
         """Return the CPUs that the last answer of `online` or `topology` has left out."""
         return self._found
+
+    def watch(self, changed: Callable[[], None]) -> DirectoryWatch:
+        """Return a watch of the base and the cgroups directly below it.
+
+        Args:
+            changed: called when one of them may have taken CPUs or given them back.
+        """
+
+        def tell(path: Path) -> None:
+            if path.name in _WRITTEN or self._base in (path, path.parent):
+                changed()
+
+        self._watch = DirectoryWatch(
+            self._base, tell, depth=1, writes=True, concerns=_WRITTEN.__contains__
+        )
+        return self._watch
 
     def topology(self) -> CPUTopology:
         """Read the whole topology; CPUs that containers cannot have are as offline ones.
@@ -141,15 +187,10 @@ class UsableCPUs:
         """Return the CPUs that are online, and those of them that containers cannot have.
 
         A cgroup that cannot be read withholds the CPUs that it withheld before. The result follows
-        CPUs that go offline meanwhile. Where nothing is withheld, the method compares the sets as
-        texts, and reads everything again when they differ, and at every tenth call.
+        CPUs that go offline meanwhile.
         """
         with self._lock:
             online = self._machine.online()
-            now = (online, self._limits.texts())
-            self._believed -= 1
-            if now == self._fine and self._believed > 0:
-                return online, ()
             try:
                 parts = tuple(self._limits.withheld(online))
             except HostFileError as error:
@@ -160,8 +201,6 @@ class UsableCPUs:
                 self._failures.ends()
             # A machine without any CPU for containers runs none: the cgroups say something else.
             self._found = parts if online - withheld.all_of(parts) else ()
-            self._fine = None if parts else now
-            self._believed = _BELIEVED
             return online, self._found
 
 
@@ -178,17 +217,12 @@ class _Limits:
     def __init__(self, files: CgroupFiles, places: Sequence[str]) -> None:
         self._files = files
         self._places = places
-        self._paths = dict.fromkeys(("", *(path for place in places for path in above(place))))
-        self._paths.update(dict.fromkeys(places))
+        paths = {path for place in places for path in (place, *above(place))}
+        self._deep = tuple(path for path in paths if "/" in path)
 
-    def texts(self) -> tuple[str, ...]:
-        """Return the sets of the cgroups from the base down; empty where one cannot be read."""
-        return tuple(map(self._shown, self._paths))
-
-    def _shown(self, path: str) -> str:
-        with suppress(HostError):
-            return self._files.read(path, self._runs_on)
-        return ""
+    def deep(self) -> bool:
+        """Return whether cgroups deeper than the first level can keep CPUs from containers."""
+        return any(self._text(path, self._runs_on) for path in self._deep)
 
     def _sets(self, *paths: str) -> dict[str, CPUSet]:
         """Return cgroup → the CPUs that it runs on; without those that have no cpuset."""
@@ -198,6 +232,11 @@ class _Limits:
         with suppress(CgroupNotFound):
             return self._files.cpus(path, name)
         return CPUSet()
+
+    def _text(self, path: str, name: str) -> str:
+        with suppress(CgroupNotFound):
+            return self._files.read(path, name)
+        return ""
 
 
 class _PartitionLimits(_Limits):
@@ -216,6 +255,13 @@ class _PartitionLimits(_Limits):
                 for part in self._causes(missing, sets):
                     left -= part.cpus
                     yield part
+
+    def deep(self) -> bool:
+        """Return it also where a cgroup of the first level can hand CPUs down."""
+        return super().deep() or any(
+            self._text(path, _EXCLUSIVE) or self._text(path, _PARTITION) not in {"", _MEMBER}
+            for path in self._files.directories("")
+        )
 
     def _causes(self, missing: CPUSet, sets: Mapping[str, CPUSet]) -> Iterator[Withheld]:
         for path, state in self._partitions("", is_partition=True):
@@ -257,11 +303,6 @@ class _PartitionLimits(_Limits):
         parts = path.split("/")
         pods = [number for number, part in enumerate(parts[:-1]) if cgroup_names.pod_id(part)]
         return self._cpus("/".join(parts[: pods[0] + 2]), _CPUS) if pods else CPUSet()
-
-    def _text(self, path: str, name: str) -> str:
-        with suppress(CgroupNotFound):
-            return self._files.read(path, name)
-        return ""
 
 
 class _SetLimits(_Limits):

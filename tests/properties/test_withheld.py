@@ -155,7 +155,7 @@ class Node:
             source,
             health=Health(),
             changed=lambda: None,
-            withheld=getattr(source, "withheld", None),
+            withholding=source if isinstance(source, UsableCPUs) else None,
         )
 
     def answers(self) -> dict[str, Any]:

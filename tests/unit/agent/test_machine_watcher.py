@@ -22,6 +22,7 @@ from tests.waiting import DEADLINE_S, eventually
 if TYPE_CHECKING:
     import socket
     import threading
+    from collections.abc import Callable
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -53,6 +54,29 @@ class Machine(Sysfs):
     def topology(self) -> CPUTopology:
         self.readings += 1
         return super().topology()
+
+
+class Taken:
+    """CPUs that cgroups withhold."""
+
+    def __init__(self, *parts: Withheld, unwatched: bool = False) -> None:
+        self.parts = parts
+        self.unwatched = unwatched
+        self.watched = False
+
+    def withheld(self) -> tuple[Withheld, ...]:
+        return self.parts
+
+    def watch(self, changed: Callable[[], None]) -> Taken:
+        self.tell = changed
+        self.watched = True
+        return self
+
+    def ensure(self) -> bool:
+        return False
+
+    def stop(self) -> None:
+        self.watched = False
 
 
 class Node:
@@ -167,18 +191,18 @@ def test_another_cause_of_the_same_state_is_put_in_force(
     node: Node, caplog: pytest.LogCaptureFixture
 ) -> None:
     part = Withheld(CPUSet.of(2), "/dpdk.service", "isolated")
-    now: tuple[Withheld, ...] = ()
+    taken = Taken()
     role = MachineWatcher(
         node.manager,
         node.sysfs,
         health=node.health,
         changed=node._changed,
-        withheld=lambda: now,
+        withholding=taken,
     )
-    for now in ((part,), (replace(part, cgroup="/other.service"),), ()):
+    for taken.parts in ((part,), (replace(part, cgroup="/other.service"),), ()):
         role.look()
         role.look()
-        assert node.topology.withheld == now
+        assert node.topology.withheld == taken.parts
     assert node.changes == 3
     assert [name in caplog.text for name in ("/dpdk.service", "/other.service")] == [True, True]
 
@@ -186,16 +210,16 @@ def test_another_cause_of_the_same_state_is_put_in_force(
 def test_a_machine_that_is_read_anew_has_the_causes_of_that_reading(node: Node) -> None:
     before, after = (Withheld(CPUSet.of(2), cgroup, "isolated") for cgroup in ("/a", "/b"))
 
-    class Taken(Machine):
+    class TakenMeanwhile(Machine):
         def topology(self) -> CPUTopology:
             return replace(super().topology(), withheld=(after,))
 
     role = MachineWatcher(
         node.manager,
-        Taken(FolderTree(node.machine.sys)),
+        TakenMeanwhile(FolderTree(node.machine.sys)),
         health=node.health,
         changed=node._changed,
-        withheld=lambda: (before,),
+        withholding=Taken(before),
     )
     node.machine.switch_off(CPUSet.of(4))
     role.look()
@@ -205,18 +229,25 @@ def test_a_machine_that_is_read_anew_has_the_causes_of_that_reading(node: Node) 
     assert node.topology.withheld == (after,)
 
 
-def test_cgroups_are_looked_at_as_often_as_is_asked(node: Node) -> None:
+def test_cgroups_are_looked_at_often_while_one_may_take_cpus_unseen(node: Node) -> None:
+    taken = Taken(unwatched=True)
     role = MachineWatcher(
         node.manager,
         node.sysfs,
         health=node.health,
         changed=node._changed,
         listen=lambda: node.events,
-        withheld=lambda: (),
+        withholding=taken,
     )
     with running(role.run, wake=role.wake):
         eventually(lambda: node.events.waited_s, "a look")
-    assert node.events.waited_s[0] == 1.0
+        taken.unwatched = False
+        taken.parts = (Withheld(CPUSet.of(2), "/dpdk.service", "isolated"),)
+        taken.tell()
+        eventually(lambda: len(node.events.waited_s) == 2, "a look after an event")
+        assert node.topology.withheld == taken.parts
+    assert node.events.waited_s[:2] == [1.0, 10.0]
+    assert not taken.watched
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import shutil
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -9,8 +11,10 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.withheld import Withheld
 from cpupool.host.usable_cpus import UsableCPUs
 from tests.machines import MACHINES
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from cpupool.core.topology import CPUTopology
@@ -37,6 +41,9 @@ class Node:
 
     def topology(self) -> CPUTopology:
         return MACHINE.without(str(self.off)).topology()
+
+    def folder(self, path: str) -> Path:
+        return self._base / path
 
     def has(self, path: str, cpus: str, *, state: str = "", exclusive: str = "") -> None:
         """Let a cgroup have these CPUs, as a partition if a state is given."""
@@ -106,9 +113,7 @@ def test_a_container_that_is_isolated_on_its_own_cpus_takes_nothing(
     node.writes(CONTAINER, "2,5")
     assert (node.told, node.usable.online()) == ([], node.online())
     node.writes(CONTAINER, "2-3")
-    # The effective sets are as before.
-    looks = [node.told for _ in range(10)]
-    assert (looks[0], looks[-1]) == ([], [("5", f"/{cgroup}", "isolated")])
+    assert node.told == [("5", f"/{cgroup}", "isolated")]
 
 
 def test_an_invalid_partition_may_keep_what_it_lists(node: Node) -> None:
@@ -205,3 +210,87 @@ def test_cpus_go_offline_also_while_cgroups_cannot_be_read(node: Node) -> None:
     for path in ("", "kubepods", "kubepods/burstable"):
         node.has(path, "0-4,6-7")
     assert node.usable.online() == CPUSet.parse("0-4,6-7")
+
+
+class Watched:
+    """A watch of a node's cgroups, and what it has reported."""
+
+    def __init__(self, node: Node) -> None:
+        self.usable = node.usable
+        self.changes = 0
+        self.watch = node.usable.watch(self._changed)
+
+    def _changed(self) -> None:
+        self.changes += 1
+
+    @contextmanager
+    def reports(self) -> Iterator[None]:
+        """Wait until what happens within is reported."""
+        before = self.changes
+        yield
+        eventually(lambda: self.changes > before, "a report")
+
+
+@pytest.fixture
+def watched(node: Node) -> Iterator[Watched]:
+    made = Watched(node)
+    made.watch.ensure()
+    yield made
+    made.watch.stop()
+
+
+def test_each_way_to_take_cpus_is_reported(node: Node, watched: Watched) -> None:
+    assert not watched.usable.unwatched
+    with watched.reports():
+        node.writes("kubepods", "0-5")
+    with watched.reports():
+        node.has("dpdk.service", "0-7")
+    with watched.reports():
+        node.takes("dpdk.service", "2")
+    with watched.reports():
+        shutil.rmtree(node.folder("dpdk.service"))
+
+
+def test_pods_and_services_that_come_and_go_are_not_reported(node: Node) -> None:
+    for above in ("system.slice", "kubepods/burstable"):
+        node.folder(above).mkdir()
+    end = node.folder("end.slice")
+    reports: list[bool] = []
+    watch = node.usable.watch(lambda: reports.append(end.exists()))
+    watch.ensure()
+    for path in ("system.slice/rt.service", "kubepods/pod11", CONTAINER):
+        node.folder(path).mkdir(parents=True)
+    node.folder("kubepods/cgroup.procs").write_text("1\n")
+    end.mkdir()
+    eventually(lambda: reports, "a report")
+    end.rmdir()
+    eventually(lambda: not reports[-1], "the last report")
+    watch.stop()
+    assert reports == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("taken", "unwatched"),
+    [
+        ("", False),
+        ("kubelet/kubepods", True),
+        ("system.slice/rt.service", True),
+        ("dpdk.service", True),
+    ],
+)
+def test_deeper_cgroups_are_not_watched(
+    node: Node, watched: Watched, taken: str, *, unwatched: bool
+) -> None:
+    if taken:
+        node.takes(taken, "2")
+    assert watched.usable.unwatched == unwatched
+
+
+def test_without_a_watch_nothing_is_watched(node: Node) -> None:
+    assert node.usable.unwatched
+    watch = node.usable.watch(lambda: None)
+    assert node.usable.unwatched
+    watch.ensure()
+    assert [node.usable.unwatched] == [False]
+    watch.stop()
+    assert node.usable.unwatched
