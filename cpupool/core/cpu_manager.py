@@ -29,6 +29,7 @@ MIN_PERCENT: Final = "cpuSuppressMinPercent"
 
 NONE: Final = "none"
 STATIC: Final = "static"
+DYNAMIC: Final = "dynamic"
 """The names of policies; another one has its name beside it."""
 
 _OFF: Final = "off"
@@ -189,6 +190,7 @@ class CPUManager:
     declared: bool = False
     suppression: Suppression | None = None
     topology_scope: Scope = Scope.CONTAINER
+    max_notice_s: int = 10
     installed: type[object] | None = field(default=None, compare=False)
 
     @property

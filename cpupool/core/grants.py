@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from cpupool.core.topology import CPUTopology
 
 
+_NONE: Final = CPUSet()
+
+
 @dataclass(frozen=True, slots=True)
 class PodOwner:
     """A pod, which owns CPUs until it ends.
@@ -81,6 +84,33 @@ class Sharing(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Leaving:
+    """CPUs that a container gives back while it runs.
+
+    Attributes:
+        cpus: the CPUs; no other owner has them yet.
+        in_force: whether the container may still run there, because its notice lasts. Afterwards it
+            owns them until the kernel reports that it runs there no longer.
+    """
+
+    cpus: CPUSet
+    in_force: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """The change of a container's CPUs since it began, as a record keeps it.
+
+    Attributes:
+        baseline: the CPUs with which it began.
+        leaving: the CPUs that it gives back.
+    """
+
+    baseline: CPUSet
+    leaving: CPUSet = field(default_factory=CPUSet)
+
+
+@dataclass(frozen=True, slots=True)
 class Grant:
     """CPUs that one owner has of one resource.
 
@@ -93,10 +123,10 @@ class Grant:
         sharing: which others may run on them.
         whole_cores: no other owner runs on their SMT siblings either.
         shares_cores: other owners of the same resource may have CPUs of the same cores.
-        leaving: CPUs that the owner had before a transition, until the kernel reports that it no
-            longer runs there.
+        leaving: container → the CPUs that it gives back, beside those of its part.
+        baselines: container → the CPUs with which it began, if its part has changed since.
         reasons: container, or `WHOLE_POD` → why a policy of this agent chose its CPUs.
-        cpus: the CPUs that no other owner may have: in a transition the old and the new CPUs.
+        cpus: the CPUs that no other owner may have: of the parts, and those that are being left.
     """
 
     owner: Owner
@@ -106,12 +136,14 @@ class Grant:
     sharing: Sharing = Sharing.NONE
     whole_cores: bool = True
     shares_cores: bool = False
-    leaving: CPUSet = field(default_factory=CPUSet)
+    leaving: Mapping[str, Leaving] = field(default_factory=dict)
+    baselines: Mapping[str, CPUSet] = field(default_factory=dict)
     reasons: Mapping[str, tuple[Step, ...]] = field(default_factory=dict, compare=False)
     cpus: CPUSet = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "cpus", CPUSet.union((self.leaving, *self.parts.values())))
+        left = (each.cpus for each in self.leaving.values())
+        object.__setattr__(self, "cpus", CPUSet.union((*self.parts.values(), *left)))
 
     @property
     def assigned(self) -> CPUSet:
@@ -119,8 +151,59 @@ class Grant:
         return CPUSet.union(self.parts.values())
 
     def part(self, container: str) -> CPUSet:
-        """Return the CPUs of a container."""
+        """Return the CPUs that a container must have."""
         return self.parts.get(container) or self.parts.get(WHOLE_POD, CPUSet())
+
+    def in_force(self, container: str) -> CPUSet:
+        """Return the CPUs on which a container may run now."""
+        leaving = self.leaving.get(container)
+        part = self.part(container)
+        return part | leaving.cpus if leaving and leaving.in_force else part
+
+    def baseline(self, container: str) -> CPUSet:
+        """Return the CPUs with which a container began."""
+        return self.baselines.get(container) or self.part(container)
+
+    @property
+    def changes(self) -> Mapping[str, Change]:
+        """Container → how its CPUs have changed since it began; without those that have not."""
+        return {
+            name: Change(baseline, leaving.cpus if (leaving := self.leaving.get(name)) else _NONE)
+            for name, baseline in self.baselines.items()
+        }
+
+    def changing(self, container: str, cpus: CPUSet, steps: tuple[Step, ...] = ()) -> Grant:
+        """Return this grant with another part; what the container loses stays in force.
+
+        Args:
+            container: a container that has a part.
+            cpus: its CPUs from now on.
+            steps: why.
+        """
+        leaving = self.in_force(container) - cpus
+        return replace(
+            self,
+            parts={**self.parts, container: cpus},
+            leaving=_with(self.leaving, container, Leaving(leaving) if leaving else None),
+            baselines={**self.baselines, container: self.baseline(container) & cpus},
+            reasons={**self.reasons, container: steps},
+        )
+
+    def narrowed(self, container: str) -> Grant:
+        """Return this grant after the notice of a container has ended."""
+        leaving = self.leaving[container]
+        return replace(self, leaving={**self.leaving, container: replace(leaving, in_force=False)})
+
+    def settled(self, container: str, found: CPUSet) -> Grant:
+        """Return this grant after the kernel has reported the CPUs on which a container runs."""
+        leaving = self.leaving.get(container)
+        if leaving is None or leaving.in_force or not (gone := leaving.cpus - found):
+            return self
+        left = leaving.cpus - gone
+        return replace(
+            self,
+            leaving=_with(self.leaving, container, replace(leaving, cpus=left) if left else None),
+        )
 
     def reason(self, container: str) -> tuple[Step, ...]:
         """Return why a container has its CPUs; empty where this agent did not choose them."""
@@ -132,18 +215,23 @@ class Grant:
             return self
         parts = {name: part & cpus for name, part in self.parts.items()}
         left = {name: part for name, part in parts.items() if part}
-        return replace(self, parts=left, leaving=self.leaving & cpus)
+        leaving = {
+            name: replace(each, cpus=each.cpus & cpus) for name, each in self.leaving.items()
+        }
+        return replace(
+            self, parts=left, leaving={name: each for name, each in leaving.items() if each.cpus}
+        )
 
     def joined(self, other: Grant) -> Grant:
         """Return this grant with the parts of another grant of its owner and resource."""
         parts = dict(self.parts)
         for name, part in other.parts.items():
             parts[name] = parts[name] | part if name in parts else part
-        leaving = (self.leaving | other.leaving) - CPUSet.union(parts.values())
         return replace(
             other,
             parts=parts,
-            leaving=leaving,
+            leaving={**self.leaving, **other.leaving},
+            baselines={**self.baselines, **other.baselines},
             whole_cores=self.whole_cores or other.whole_cores,
             reasons={**self.reasons, **other.reasons},
         )
@@ -174,7 +262,7 @@ class Grants:
         chosen: the id in a pod's cgroup name → the pod's grant of the default pool's CPUs.
 
     Raises:
-        GrantConflict: two owners have a CPU; `adding` and `replacing` never cause this.
+        GrantConflict: two owners have a CPU; `adding` never causes this.
     """
 
     all: Mapping[_Key, Grant] = field(default_factory=dict)
@@ -240,26 +328,17 @@ class Grants:
                 note(key, got.cpus)
         return Grants(found)
 
-    def replacing(self, grant: Grant, topology: CPUTopology | None = None) -> Grants:
-        """Return these grants with a transition: the owner has the old and the new CPUs.
+    def replacing(self, grant: Grant) -> Grants:
+        """Return these grants with another grant of the same owner and resource.
 
-        The owner gets only those new CPUs that no other owner has.
+        Raises:
+            GrantConflict: another owner has one of its CPUs.
         """
-        key = (grant.owner, grant.resource)
-        others = Grants({other: has for other, has in self.all.items() if other != key})
-        had = self.all[key].cpus if key in self.all else CPUSet()
-        new = others.adding([grant], topology).all.get(key)
-        made = grant.cut(had | new.cpus if new else had)
-        return Grants({**others.all, key: replace(made, leaving=had - made.assigned)})
+        return Grants({**self.all, (grant.owner, grant.resource): grant})
 
-    def settled(self, owner: Owner) -> Grants:
-        """Return these grants after the kernel reports that a transition is complete."""
-        return Grants(
-            {
-                key: replace(grant, leaving=CPUSet()) if grant.owner == owner else grant
-                for key, grant in self.all.items()
-            }
-        )
+    def relieved(self) -> Grants:
+        """Return these grants as they are once every container has left what it gives back."""
+        return Grants({key: replace(grant, leaving={}) for key, grant in self.all.items()})
 
     def without(self, owners: Collection[Owner]) -> Grants:
         """Return these grants without those of owners that have ended."""
@@ -284,3 +363,11 @@ class Grants:
         for grant in self:
             if isinstance(grant.owner, PodOwner):
                 yield grant.owner.uid, grant
+
+
+def _with(
+    leaving: Mapping[str, Leaving], container: str, now: Leaving | None
+) -> Mapping[str, Leaving]:
+    """Return what containers give back, with another value for one of them; None for nothing."""
+    others = {name: each for name, each in leaving.items() if name != container}
+    return others if now is None else {**others, container: now}

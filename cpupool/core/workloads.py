@@ -118,6 +118,15 @@ class Container:
     quantities: Mapping[str, float] = field(default_factory=dict)
 
 
+class CPUMoves(Enum):
+    """How far the CPUs of an owner may move."""
+
+    NEVER = "never"
+    SAME_L3 = "same-l3"
+    SAME_NUMA = "same-numa"
+    ANY = "any"
+
+
 @dataclass(frozen=True, slots=True)
 class Pod:
     """One pod of this node.
@@ -168,6 +177,8 @@ class Pod:
     orchestration: Orchestration | None = None
     description: PodDescription = UNDESCRIBED
     memory_migrates: bool | None = False
+    notice_s: int | None = None
+    cpu_moves: CPUMoves = CPUMoves.NEVER
 
     def __post_init__(self) -> None:
         if not self.cgroup_uid:
@@ -283,6 +294,7 @@ class RuntimeContainer:
     chosen: CPUSet = field(default_factory=CPUSet)
     answered: CPUSet = field(default_factory=CPUSet)
     narrowed: CPUSet = field(default_factory=CPUSet)
+    owns: int | None = None
 
     @classmethod
     def labelled(

@@ -129,10 +129,15 @@ class ChoiceRecord:
             if entries or settled or self._recorded:
                 policy, boot_id = view.pools.cpu_manager.policy, self._boot()
                 shared = view.cpus - owned
-                sharing = _sharing(now, chosen)
                 self._file.write(
                     State(
-                        policy, shared, entries, boot_id=boot_id, settled=settled, sharing=sharing
+                        policy,
+                        shared,
+                        entries,
+                        boot_id=boot_id,
+                        settled=settled,
+                        sharing=_sharing(now, chosen),
+                        changes={uid: each.changes for uid, each in chosen.items() if each.changes},
                     )
                 )
                 self._recorded = True

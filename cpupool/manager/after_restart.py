@@ -2,8 +2,10 @@
 
 A choice stands by itself: the agent checks it against the machine and the other owners, and never
 against the pod of today, whose request, labels and annotations may have changed since. So a restart
-of the agent changes no grant. Three sources name a choice, the best first:
+of the agent changes no grant. Sources name a choice, the best first:
 
+* the record of the agent, for a container whose CPUs have changed since the runtime created it, if
+  it runs on CPUs that the record names;
 * the annotation of a living container, which an agent wrote when the runtime created it;
 * the record of the agent, which also has the pods that have ended and still have a cgroup;
 * the CPUs on which a container runs, if they are as many as it requests today, and the policy could
@@ -13,10 +15,12 @@ of the agent changes no grant. Three sources name a choice, the best first:
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.grants import WHOLE_POD, Grant, Grants, PodOwner, Sharing, Source
+from cpupool.core.grants import WHOLE_POD, Change, Grant, Grants, Leaving, PodOwner, Sharing, Source
 from cpupool.core.names import POLICY_CPUS
 from cpupool.core.workloads import ContainerID, ContainerKind, oldest_first
 from cpupool.manager import choosing, homes, planning, served_requests, sightings
@@ -54,6 +58,7 @@ def recover(
     if not served_requests.kubelet_owns(facts):
         grants = Grants({key: each for key, each in grants.all.items() if each not in of_kubelet})
         with_cgroup = {container.pod for container in found}
+        recorded = _plausible(facts, before, found, recorded)
         annotated = _annotated(facts, before, recorded)
         for claim in (*annotated, *_recorded(facts, before, recorded, with_cgroup)):
             grants = _granted(facts, grants, claim)
@@ -70,12 +75,33 @@ class _Claim(NamedTuple):
         pod: the pod; None where only the source has it.
         parts: container → its CPUs; `WHOLE_POD` → those of all containers of the pod.
         sharing: the others that may run there.
+        changes: container → how its CPUs have changed since it began.
     """
 
     uid: str
     pod: Pod | None
     parts: Mapping[str, CPUSet]
     sharing: Sharing
+    changes: Mapping[str, Change] = MappingProxyType({})
+
+
+def _plausible(
+    facts: NodeFacts, before: NodeView, found: Iterable[FoundContainer], recorded: State
+) -> State:
+    """Return the record with those changes of CPUs that the containers' cgroups do not contradict.
+
+    A container gives back only the CPUs on which it still runs.
+    """
+    runs = {(each.pod, ContainerID(each.id)): each.cpus for each in found}
+    changes: defaultdict[str, dict[str, Change]] = defaultdict(dict)
+    for identifier, pod, container in sightings.instances(before.pods, facts.sighted):
+        uid, name = pod.cgroup_uid, container.name
+        change = recorded.changes.get(uid, {}).get(name)
+        has = CPUSet.parse_or_empty(runs.get((uid, identifier), ""))
+        part = recorded.entries.get(uid, {}).get(name, CPUSet())
+        if change and has <= part | change.leaving:
+            changes[uid][name] = replace(change, leaving=change.leaving & has)
+    return replace(recorded, changes=changes)
 
 
 def _recorded(
@@ -95,7 +121,8 @@ def _recorded(
     for uid in (*known, *sorted(ended)):
         if parts := recorded.entries.get(uid):
             pod = known.get(uid)
-            yield _Claim(uid, pod, parts, _sharing(facts, pod, recorded, uid))
+            changes = recorded.changes.get(uid, {})
+            yield _Claim(uid, pod, parts, _sharing(facts, pod, recorded, uid), changes)
 
 
 def _annotated(facts: NodeFacts, before: NodeView, recorded: State) -> Iterator[_Claim]:
@@ -112,6 +139,8 @@ def _annotated(facts: NodeFacts, before: NodeView, recorded: State) -> Iterator[
         if not (has := living.get(pod.cgroup_uid)):
             continue
         entry = recorded.entries.get(pod.cgroup_uid, {})
+        changes = recorded.changes.get(pod.cgroup_uid, {})
+        has |= {name: entry[name] for name in changes if name in has}
         sharing = _sharing(facts, pod, recorded, pod.cgroup_uid)
         if all((entry.get(name) or entry.get(WHOLE_POD)) == cpus for name, cpus in has.items()):
             parts = entry
@@ -119,7 +148,7 @@ def _annotated(facts: NodeFacts, before: NodeView, recorded: State) -> Iterator[
             parts = _as_whole(has)
         else:
             parts = has
-        yield _Claim(pod.cgroup_uid, pod, parts, sharing)
+        yield _Claim(pod.cgroup_uid, pod, parts, sharing, changes)
 
 
 def _together(
@@ -163,10 +192,18 @@ def _granted(facts: NodeFacts, grants: Grants, claim: _Claim) -> Grants:
     """Return the grants with those parts of a claim that nothing contradicts."""
     # The whole comes before its parts.
     for name, cpus in sorted(claim.parts.items(), key=lambda part: part[0] != WHOLE_POD):
-        if _can_be(facts, grants, claim, name, cpus):
-            owner = PodOwner(claim.uid)
+        change = claim.changes.get(name)
+        leaving = change.leaving if change else CPUSet()
+        if _can_be(facts, grants, claim, name, cpus | leaving):
             grant = Grant(
-                owner, POLICY_CPUS, Source.POLICY, {name: cpus}, claim.sharing, whole_cores=False
+                PodOwner(claim.uid),
+                POLICY_CPUS,
+                Source.POLICY,
+                {name: cpus},
+                claim.sharing,
+                whole_cores=False,
+                leaving={name: Leaving(leaving)} if leaving else {},
+                baselines={name: change.baseline} if change else {},
             )
             added = grants.adding([grant])
             # A part that would be cut has another owner.

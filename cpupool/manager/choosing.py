@@ -166,7 +166,7 @@ def admit(
                 grants = made
                 failed.clear()
                 continue
-            failed[need] = made, _fits(facts, pods, _without_ending(pods, grants), pod)
+            failed[need] = made, fits(facts, pods, without_ending(pods, grants), pod)
         error, reachable = failed[need]
         reported = any(container.id for container in pod.containers)
         runs = all_run and (uid in with_containers or reported)
@@ -275,16 +275,17 @@ def _attempted(
             raise DevicesUnnamed
         made = _chosen(facts, pods, grants, pod)
         if older_pods := tuple(awaited):
-            stay = _without_ending(pods, made)
+            stay = without_ending(pods, made)
             for older in older_pods:
-                if not _fits(facts, pods, stay, older):
+                if not fits(facts, pods, stay, older):
                     raise CPUsAwaited(older)
     except PlacementError as error:
         return error.with_traceback(None)
     return made
 
 
-def _fits(facts: NodeFacts, pods: tuple[Pod, ...], grants: Grants, pod: Pod) -> bool:
+def fits(facts: NodeFacts, pods: tuple[Pod, ...], grants: Grants, pod: Pod) -> bool:
+    """Return whether a pod could have its CPUs beside these grants."""
     try:
         _chosen(facts, pods, grants, pod)
     except PlacementError:
@@ -292,10 +293,11 @@ def _fits(facts: NodeFacts, pods: tuple[Pod, ...], grants: Grants, pod: Pod) -> 
     return True
 
 
-def _without_ending(pods: tuple[Pod, ...], grants: Grants) -> Grants:
-    """Return the grants without those of pods that are ending, or have ended."""
+def without_ending(pods: tuple[Pod, ...], grants: Grants) -> Grants:
+    """Return the grants without those of pods that are ending, and without CPUs that are left."""
     stay = {pod.cgroup_uid for pod in pods if not (pod.ending or pod.finished)}
-    return grants.without({PodOwner(uid) for uid, _ in grants.of_pods if uid not in stay})
+    ending = {PodOwner(uid) for uid, _ in grants.of_pods if uid not in stay}
+    return grants.without(ending).relieved()
 
 
 def _chosen(facts: NodeFacts, pods: tuple[Pod, ...], grants: Grants, pod: Pod) -> Grants:

@@ -18,7 +18,7 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import PlacementError, said
 from cpupool.core.grants import WHOLE_POD, Sharing
 from cpupool.policies import built_in
-from cpupool.policies.base import Ask, Choice, CPUManagerPolicy, pool_cpus
+from cpupool.policies.base import Ask, Choice, CPUManagerPolicy, Operation, pool_cpus
 from cpupool.policies.hints import ResourceHints
 from cpupool.policies.pools.policy import PoolsPolicy
 from cpupool.policies.view import DEFAULT, Size
@@ -62,6 +62,10 @@ def checked(policy: str, ask: Ask, choice: Choice) -> Choice:
         PolicyFailed: it has another size than asked, or CPUs that the policy cannot give.
     """
     cpus, free = choice.cpus, ask.available | ask.reusable
+    if ask.operation is Operation.RESIZE:
+        free |= ask.has
+        if lost := ask.has - cpus:
+            raise PolicyFailed(policy, f"has left out CPUs {lost}, which the container keeps")
     if len(cpus) != ask.count:
         raise PolicyFailed(policy, f"has chosen {len(cpus)} CPUs ({cpus}) of {ask.count} asked")
     if strange := cpus - free:
@@ -244,7 +248,7 @@ class Guard(CPUManagerPolicy):
         if view.default.cpus and not (assignment.cpus or to_kubelet):
             raise ValueError("the container has no CPUs")
         chosen = view.chosen.get(demand.pod.cgroup_uid)
-        own = chosen.assigned if chosen else CPUSet()
+        own = chosen.cpus if chosen else CPUSet()
         if strange := (assignment.exclusive | assignment.offline) - own:
             raise ValueError(f"CPUs {strange} are not its pod's own")
         pools = PoolsPolicy().extents(view).keys()

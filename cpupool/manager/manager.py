@@ -23,6 +23,7 @@ from cpupool.core.errors import (
 )
 from cpupool.core.names import Names
 from cpupool.core.pools import NodePools
+from cpupool.core.workloads import ContainerRef
 from cpupool.manager import (
     after_restart,
     choosing,
@@ -30,6 +31,7 @@ from cpupool.manager import (
     offers,
     ownership,
     promises,
+    resizing,
     resolve,
     sightings,
 )
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
     from cpupool.core.cpu_time import CPUUse
     from cpupool.core.devices import Advertised, DeviceAssignments, NodesOfDevices
     from cpupool.core.errors import Problem
+    from cpupool.core.grants import Grants
     from cpupool.core.orchestration import NodeRules
     from cpupool.core.plugin_facts import PluginFacts
     from cpupool.core.pools import NodePools
@@ -296,6 +299,60 @@ class Manager:
                 facts = replace(facts, kept_shared={**facts.kept_shared, **kept})
             self._take(facts, before, all_run=True)
 
+    def resize(self, ref: ContainerRef, count: int) -> None:
+        """Give a running container another number of CPUs of its own, or change nothing.
+
+        Args:
+            ref: the container.
+            count: how many CPUs it requests; 0 for no whole number.
+
+        Raises:
+            PlacementError: it keeps the CPUs that it has.
+        """
+        with self._changed:
+            facts, view = self._facts, self._resolution.view
+            if not facts.recovered:
+                raise resizing.ResizeRefused(
+                    "the agent does not know the owners of CPUs yet", "the kubelet tries again"
+                )
+            self._take_grants(resizing.resized(facts, view, ref, count))
+
+    def narrow(self, ref: ContainerRef, assigned: CPUSet) -> bool:
+        """End a container's notice: it must leave the CPUs that it gives back.
+
+        Args:
+            ref: the container.
+            assigned: the CPUs of which the notice has told.
+
+        Returns:
+            Whether it does; not if it has been assigned other CPUs meanwhile.
+        """
+        with self._changed:
+            grants = self._resolution.grants
+            grant = grants.chosen.get(ref.pod)
+            leaving = grant.leaving.get(ref.name) if grant else None
+            if grant is None or leaving is None or grant.part(ref.name) != assigned:
+                return False
+            if leaving.in_force:
+                self._take_grants(grants.replacing(grant.narrowed(ref.name)))
+            return True
+
+    def settle(self, found: Mapping[ContainerRef, CPUSet]) -> None:
+        """Free the CPUs that containers have left, by the kernel's report.
+
+        Args:
+            found: each container that runs → the CPUs on which it runs.
+        """
+        with self._changed:
+            grants = self._resolution.grants
+            for uid, grant in grants.chosen.items():
+                now = grant
+                for name in grant.leaving:
+                    now = now.settled(name, found.get(ContainerRef(uid, name), CPUSet()))
+                grants = grants if now is grant else grants.replacing(now)
+            if grants is not self._resolution.grants:
+                self._take_grants(grants)
+
     def advertised(self) -> tuple[Advertised, ...]:
         """Return the resources that have devices to list.
 
@@ -429,6 +486,10 @@ class Manager:
             self._answered = []
         return self._now
 
+    def _take_grants(self, grants: Grants) -> None:
+        """Decide again with these owners of the policy's CPUs."""
+        self._take(self._facts, replace(Admission.of(self._resolution.view), grants=grants))
+
     def _list_of(self, pool: str) -> DeviceList:
         listed = self._lists.get(pool)
         if listed is None:
@@ -454,6 +515,7 @@ class Manager:
             admission = replace(admission, grants=grants)
             if facts.recovered:
                 admission = choosing.admit(facts, pods, admission, all_run=all_run)
+                admission = resizing.followed(facts, pods, admission)
         resolution = resolve.resolve(facts, pods, admission, earlier)
         stale = kept_shared.still_stale(facts, resolution)
         if stale != facts.kept_shared:

@@ -67,7 +67,7 @@ class Operation(Enum):
     CREATE = "create"
     """A container starts and has no CPUs yet, or the kubelet asks for advice about one."""
     RESIZE = "resize"
-    """A container runs, and its request has changed. `Ask.has` names its CPUs."""
+    """A container runs, and its request has changed. `Ask.has` names the CPUs that it keeps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +137,7 @@ class CPUManagerPolicy(ABC):
         sharers_stay: whether a pod without CPUs of its own moves no container of another pod: when
             it comes, changes its state or ends.
         beside_kubelet: whether the kubelet's static CPU manager may give out CPUs beside it.
+        resizes: whether a container that runs can get more or fewer CPUs of its own.
         instead_of_kubelet: the change that gives CPUs of the policy to pods of the kubelet's static
             CPU manager; empty for none.
     """
@@ -156,6 +157,7 @@ class CPUManagerPolicy(ABC):
     asks_plugins: ClassVar[bool] = False
     sharers_stay: ClassVar[bool] = False
     beside_kubelet: ClassVar[bool] = False
+    resizes: ClassVar[bool] = False
     instead_of_kubelet: ClassVar[str] = ""
 
     @property
@@ -214,7 +216,10 @@ class CPUManagerPolicy(ABC):
 
     @abstractmethod
     def choose(self, view: NodeView, ask: Ask) -> Choice:
-        """Choose a container's own CPUs; return the CPUs that it has already, if it has some.
+        """Choose a container's own CPUs.
+
+        A container that starts again keeps the CPUs that it has (`Ask.has`). A resize is asked only
+        of a policy that `resizes`; the choice contains the CPUs that the container keeps.
 
         Raises:
             NotEnoughCPUs: there are fewer.
@@ -255,7 +260,7 @@ class CPUManagerPolicy(ABC):
         view has this pod alone; a container that is confined is placed again with all pods in view.
         """
         chosen = view.chosen.get(demand.pod.cgroup_uid)
-        own = chosen.part(demand.container.name) if chosen else CPUSet()
+        own = chosen.in_force(demand.container.name) if chosen else CPUSet()
         ref = ContainerRef(demand.pod.cgroup_uid, demand.container.name)
         if lost := view.claimed.get(ref, CPUSet()) - own:
             holders = view.others_with(lost, demand.pod)
@@ -270,7 +275,7 @@ class CPUManagerPolicy(ABC):
                 Placement.PLUGIN if plugged else Placement.POLICY,
                 exclusive=online,
                 shared=CPUSet.union(pooled.values()),
-                reason="" if plugged else _resized(chosen, demand, wants),
+                reason="" if plugged else self._unmet(chosen, demand, wants),
                 offline=own - online,
                 resources={POLICY_CPUS: online, **pooled},
                 limit=None if plugged else cpu_limit.of_policy(demand.container, wants),
@@ -281,6 +286,10 @@ class CPUManagerPolicy(ABC):
         if refusal and self.wants(demand.pod).keys() & {demand.container.name, WHOLE_POD}:
             return view.confined(Cause.MISFIT, refusal.error.as_kubelet)
         return view.default
+
+    def _unmet(self, grant: Grant, demand: Demand, wants: Mapping[str, int]) -> str:
+        """Return in which way an owner has other CPUs than it requests; empty for none."""
+        return _resized(grant, demand, wants)
 
     def home(self, _view: NodeView, _pod: Pod) -> int | None:
         """Return the NUMA node whose shared CPUs a pod has; None if it has those of all.

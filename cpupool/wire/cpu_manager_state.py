@@ -1,8 +1,8 @@
 """The kubelet's checkpoint `cpu_manager_state`, which says which CPUs each container owns.
 
 The agent reads the kubelet's file, and never writes it. It writes a file of its own in the shape of
-version 2, which existing tools read, with the id of the boot and what the policy has settled
-beside it.
+version 2, which existing tools read, with the id of the boot, what the policy has settled and how
+CPUs have changed beside it.
 
 Source: kubernetes pkg/kubelet/cm/cpumanager/state (checkpoint.go, state.go). The versions:
 
@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import CPUSetParseError
-from cpupool.core.grants import Sharing
+from cpupool.core.grants import Change, Sharing
 from cpupool.wire.checkpoints import Reader, dump_map
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 _READER: Final = Reader("the CPU manager's state", "it is written again with the next choice")
 _STRUCTS: Final = ("CPUManagerCheckpoint", "CPUManagerCheckpointV2", "CPUManagerCheckpointV3")
+_BASELINE: Final = "baseline"
+_LEAVING: Final = "leaving"
 _WRITTEN: Final = 2
 """The version that `encode` writes."""
 
@@ -55,6 +57,7 @@ class State:
         boot_id: the boot in which the agent wrote the file; empty in a file of the kubelet.
         settled: the policy's own settings for its configuration; empty in a file of the kubelet.
         sharing: pod UID → which others may run on its CPUs; empty where no pod shares its CPUs.
+        changes: pod UID → container → how its CPUs have changed since it began.
     """
 
     policy: str
@@ -66,6 +69,7 @@ class State:
     boot_id: str = ""
     settled: Mapping[str, str] = field(default_factory=dict)
     sharing: Mapping[str, Sharing] = field(default_factory=dict)
+    changes: Mapping[str, Mapping[str, Change]] = field(default_factory=dict)
 
 
 def parse(data: bytes) -> State:
@@ -79,8 +83,9 @@ def parse(data: bytes) -> State:
         boot_id = _READER.typed(document.get("bootid", ""), str, "bootId")
         settled = _texts(document.get("settled", {}), "settled")
         sharing = _sharing(_texts(document.get("sharing", {}), "sharing"))
+        changes = _changes(_READER.typed(document.get("changes", {}), dict, "changes"))
         state = _state(document, _verified(document))
-        return replace(state, boot_id=boot_id, settled=settled, sharing=sharing)
+        return replace(state, boot_id=boot_id, settled=settled, sharing=sharing, changes=changes)
     text = _READER.typed(document["data"], str, "data")
     _verify(
         _READER.typed(document.get("datachecksum"), int, "dataChecksum"),
@@ -109,7 +114,26 @@ def encode(state: State) -> bytes:
     }
     if state.sharing:
         document["sharing"] = {pod: sharing.value for pod, sharing in state.sharing.items()}
+    if state.changes:
+        document["changes"] = {
+            pod: {
+                name: {_BASELINE: str(change.baseline), _LEAVING: str(change.leaving)}
+                for name, change in containers.items()
+            }
+            for pod, containers in state.changes.items()
+        }
     return json.dumps(document, separators=(",", ":")).encode()
+
+
+def _changes(found: Mapping[str, object]) -> Mapping[str, Mapping[str, Change]]:
+    return {
+        pod: {
+            name: Change(sets.get(_BASELINE, CPUSet()), sets.get(_LEAVING, CPUSet()))
+            for name, raw in _READER.typed(containers, dict, f"changes.{pod}").items()
+            for sets in (_sets(raw, f"changes.{pod}.{name}"),)
+        }
+        for pod, containers in found.items()
+    }
 
 
 def _sharing(texts: Mapping[str, str]) -> Mapping[str, Sharing]:

@@ -26,7 +26,8 @@ RESOURCES = (resource("exclusive_a"), resource("exclusive_b"))
 owners = st.sampled_from(OWNERS)
 resources = st.sampled_from(RESOURCES)
 some_cpus = st.builds(CPUSet, st.sets(st.integers(0, CPUS - 1)))
-parts = st.dictionaries(st.sampled_from(["main", "side"]), some_cpus, max_size=2)
+names = st.sampled_from(["main", "side"])
+parts = st.dictionaries(names, some_cpus, max_size=2)
 
 
 @st.composite
@@ -77,25 +78,42 @@ class History(RuleBasedStateMachine):
                     apart = MACHINE.with_siblings(one.cpus).isdisjoint(other.cpus)
                     assert apart or (one.shares_cores or other.shares_cores)
 
-    @rule(new=claims())
-    def replace(self, new: Grant) -> None:
-        key = (new.owner, new.resource)
-        had = self.grants.all[key].cpus if key in self.grants.all else CPUSet()
-        self.grants = self.grants.replacing(new)
-        self.takes(new, new.cpus)
-        now = self.grants.all.get(key)
-        held = now.cpus if now else CPUSet()
-        assert had <= held, "what the owner had is its own until the kernel has read back"
-        assert held <= had | new.cpus
+    @rule(owner=owners, resource=resources, container=names, cpus=some_cpus)
+    def change(self, owner: Owner, resource: Resource, container: str, cpus: CPUSet) -> None:
+        had = self.grants.all.get((owner, resource))
+        if had is None or not had.parts.get(container) or not cpus:
+            return
+        new = had.changing(container, cpus)
+        assert had.in_force(container) | cpus == new.in_force(container) | new.part(container)
+        others = CPUSet.union(g.cpus for g in self.grants if g.owner != owner)
+        if others.isdisjoint(new.cpus):
+            self.grants = self.grants.replacing(new)
+            self.model_is(new)
+        else:
+            with pytest.raises(GrantConflict):
+                self.grants.replacing(new)
 
-    @rule(owner=owners)
-    def settle(self, owner: Owner) -> None:
-        left = {key: grant.assigned for key, grant in self.grants.all.items() if key[0] == owner}
-        self.grants = self.grants.settled(owner)
-        for cpu, holders in self.model.items():
-            holders.difference_update(
-                {key for key in holders if key[0] == owner and cpu not in left[key]}
-            )
+    @rule(owner=owners, resource=resources, container=names, found=some_cpus)
+    def end_notice(self, owner: Owner, resource: Resource, container: str, found: CPUSet) -> None:
+        had = self.grants.all.get((owner, resource))
+        if had is None or container not in had.leaving:
+            return
+        narrowed = had.narrowed(container)
+        assert (narrowed.cpus, narrowed.in_force(container)) == (had.cpus, had.part(container))
+        left = narrowed.settled(container, found)
+        assert had.assigned <= left.cpus
+        assert left.cpus <= had.assigned | found | CPUSet.union(
+            each.cpus for name, each in had.leaving.items() if name != container
+        )
+        self.grants = self.grants.replacing(left)
+        self.model_is(left)
+
+    def model_is(self, grant: Grant) -> None:
+        key = (grant.owner, grant.resource)
+        for cpu in range(CPUS):
+            self.model.setdefault(cpu, set()).discard(key)
+            if cpu in grant.cpus:
+                self.model[cpu].add(key)
 
     @rule(gone=st.sets(owners))
     def end(self, gone: set[Owner]) -> None:

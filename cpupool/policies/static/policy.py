@@ -112,7 +112,7 @@ class StaticPolicy(CPUManagerPolicy):
             if reserved > len(layout.cpus):
                 what = f"{reserved} CPUs are more than the {len(layout.cpus)} CPUs of the policy"
                 raise ConfigError([Problem(what, "reserve fewer", path=path)])
-            first = _take(layout, options, layout.cpus, reserved).cpus
+            first = take(layout, options, layout.cpus, reserved).cpus
             return cls(layout, options, first, counted=True)
         if missing := reserved - layout.cpus:
             what = f"CPUs {missing} are not among {layout.cpus}, the CPUs of the policy"
@@ -147,7 +147,7 @@ class StaticPolicy(CPUManagerPolicy):
             return self.reserved
         spare = view.free & self.layout.cpus - self.reserved
         count = min(len(owned), len(spare))
-        return self.reserved | _take(self.layout, self.options, spare, count).cpus
+        return self.reserved | take(self.layout, self.options, spare, count).cpus
 
     @property
     def settled(self) -> Mapping[str, str]:
@@ -228,8 +228,8 @@ class StaticPolicy(CPUManagerPolicy):
         near = Taken(CPUSet())
         if nodes is not None:
             around = free & self._around(nodes)
-            near = _take(self.layout, self.options, around, min(count, len(around)))
-        rest = _take(self.layout, self.options, free - near.cpus, count - len(near.cpus))
+            near = take(self.layout, self.options, around, min(count, len(around)))
+        rest = take(self.layout, self.options, free - near.cpus, count - len(near.cpus))
         return Taken(near.cpus | rest.cpus, near.proven and rest.proven)
 
     def _around(self, nodes: Collection[int]) -> CPUSet:
@@ -264,7 +264,12 @@ def topology_hints(
     )
 
 
-def _take(layout: Layout, options: StaticOptions, available: CPUSet, count: int) -> Taken:
+def take(layout: Layout, options: StaticOptions, available: CPUSet, count: int) -> Taken:
+    """Take CPUs of those available in the order of the kubelet.
+
+    Raises:
+        NotEnoughCPUs: fewer are available.
+    """
     spread = options.distribute_cpus_across_cores
     if options.distribute_cpus_across_numa:
         group = layout.usual(Level.CORE) if options.full_pcpus_only else 1

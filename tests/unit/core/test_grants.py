@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.grants import Grant, GrantConflict, Grants, PodOwner, Source
+from cpupool.core.grants import Change, Grant, GrantConflict, Grants, PodOwner, Source
 from tests.builders import resource
 from tests.machines import MACHINES
 
@@ -50,15 +50,31 @@ def test_a_core_has_one_owner_unless_both_may_share_it(shares_cores: bool) -> No
     assert grants.cpus == (MACHINE.core_of(0) if shares_cores else CPUSet.of(0))
 
 
-def test_an_owner_has_old_and_new_cpus_until_the_kernel_has_moved_it() -> None:
-    before = Grants().adding([grant(WEB, main="0-1"), grant(DB, main="4")])
-    between = before.replacing(grant(WEB, main="1-2,4"))
+def test_a_container_that_shrinks_has_its_cpus_until_the_kernel_has_moved_it() -> None:
+    grants = Grants().adding([grant(WEB, main="0-3", side="5"), grant(DB, main="4")])
+    web = grants.of(WEB)[resource("exclusive_a")].changing("main", CPUSet.parse("0-1"))
+    for step, in_force in ((web, "0-3"), (web.narrowed("main"), "0-1")):
+        assert (str(step.part("main")), str(step.in_force("main"))) == ("0-1", in_force)
+        assert str(step.cpus) == "0-3,5"
+        assert str(grants.replacing(step).cpus) == "0-5"
+        assert str(grants.replacing(step).relieved().cpus) == "0-1,4-5"
+    assert web.settled("main", CPUSet()) == web
+    partly = web.narrowed("main").settled("main", CPUSet.parse("0-2"))
+    assert str(partly.cpus) == "0-2,5"
+    assert str(partly.settled("main", CPUSet.parse("0-1")).cpus) == "0-1,5"
+    assert web.settled("side", CPUSet()) == web
 
-    web = next(has for has in between if has.owner == WEB)
-    assert (str(web.assigned), str(web.leaving), str(web.cpus)) == ("1-2", "0", "0-2")
-    after = between.settled(WEB)
-    assert str(after.cpus) == "1-2,4"
-    assert after.settled(DB) == after
+
+def test_a_container_that_grows_keeps_its_baseline() -> None:
+    web = grant(WEB, main="2", side="5").changing("main", CPUSet.parse("2-4"))
+    assert (str(web.baseline("main")), str(web.baseline("side"))) == ("2", "5")
+    assert (web.leaving, web.changes) == ({}, {"main": Change(CPUSet.of(2))})
+    back = web.changing("main", CPUSet.parse("2-3"))
+    assert back.changes == {"main": Change(CPUSet.of(2), CPUSet.of(4))}
+    cut = back.cut(CPUSet.parse("2-3,5"))
+    assert (cut.leaving, str(cut.cpus)) == ({}, "2-3,5")
+    with pytest.raises(GrantConflict):
+        Grants().adding([grant(DB, main="4"), grant(WEB, main="2")]).replacing(web)
 
 
 def test_a_cpu_with_two_owners_is_a_defect() -> None:

@@ -1,0 +1,259 @@
+"""A container that runs gets more or fewer CPUs of its own: an in-place resize.
+
+The runtime's request changes a grant (`resized`). CPUs that the container gets are its own at once.
+CPUs that it loses stay in force while its notice lasts; then it must leave them, and they stay its
+own until the kernel reports that it has. One change of a container is complete before the next
+takes CPUs that it is leaving.
+
+Sources: KEP-1287 (in-place resize), KEP-5554 (the baseline), KEP-6122 (the delay).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from itertools import takewhile
+from typing import TYPE_CHECKING
+
+from cpupool.core.cpu_manager import TopologyPolicy
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.errors import DevicesUnnamed, NotEnoughCPUs, PlacementError
+from cpupool.core.grants import WHOLE_POD, Source
+from cpupool.core.names import POLICY_CPUS
+from cpupool.core.workloads import ContainerRef, CPUMoves, oldest_first
+from cpupool.manager import aligning, choosing, guard, planning
+from cpupool.manager.choosing import CPUsAwaited
+from cpupool.policies.base import Ask, Operation
+from cpupool.policies.view import DEFAULT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from cpupool.core.grants import Grant, Grants
+    from cpupool.core.workloads import Pod
+    from cpupool.manager.choosing import Admission
+    from cpupool.manager.facts import NodeFacts
+    from cpupool.manager.resolve import Resolution
+    from cpupool.policies.view import NodeView
+
+
+class ResizeRefused(PlacementError):
+    """A resize that the rules of the policy do not allow."""
+
+    def __init__(self, what: str, remedy: str) -> None:
+        super().__init__(f"{what}; {remedy}", what)
+
+
+def resized(facts: NodeFacts, seen: NodeView, ref: ContainerRef, count: int) -> Grants:
+    """Return the grants after a resize of one container.
+
+    Args:
+        facts: the node's facts.
+        seen: the policies' view of the node.
+        ref: the container.
+        count: how many CPUs of its own it requests; 0 for no whole number.
+
+    Raises:
+        PlacementError: the container keeps the CPUs that it has.
+    """
+    pod = next((pod for pod in seen.pods if pod.cgroup_uid == ref.pod), None)
+    grant = seen.chosen.get(ref.pod)
+    if pod is None or grant is None or not _resizable(grant, ref.name):
+        what = "the CPU manager policy has given it no CPUs of its own"
+        raise ResizeRefused(what, "create the pod again with the new request")
+    return _Resize(facts, seen, pod, grant, ref.name, count).grants()
+
+
+def _resizable(grant: Grant, name: str) -> bool:
+    return grant.source is Source.POLICY and name in grant.parts and WHOLE_POD not in grant.parts
+
+
+@dataclass(frozen=True, slots=True)
+class _Resize:
+    """A resize of one container.
+
+    Attributes:
+        facts: the node's facts.
+        seen: the policies' view of the node.
+        pod: the container's pod.
+        grant: the pod's grant.
+        name: the container.
+        count: how many CPUs of its own it requests; 0 for no whole number.
+    """
+
+    facts: NodeFacts
+    seen: NodeView
+    pod: Pod
+    grant: Grant
+    name: str
+    count: int
+
+    @property
+    def has(self) -> CPUSet:
+        """The CPUs that the container must have until now."""
+        return self.grant.parts[self.name]
+
+    def grants(self) -> Grants:
+        """Return the grants after it.
+
+        Raises:
+            PlacementError: the container keeps the CPUs that it has.
+        """
+        grants, facts = self.seen.grants, self.facts
+        if self.count == len(self.has):
+            return grants
+        if not self.count:
+            what = f"it owns {len(self.has)} CPUs, and requests no whole number now"
+            raise ResizeRefused(what, "request whole CPUs")
+        leaving = self.grant.leaving.get(self.name)
+        if leaving and not leaving.in_force:
+            what = f"it has not left CPUs {leaving.cpus} of its last resize yet"
+            raise ResizeRefused(what, "wait: the kubelet tries again")
+        grows = self.count > len(self.has)
+        ask = self._aligned(self._more()) if grows else self._fewer()
+        chosen = facts.policy.choose(self.seen, ask)
+        choice = guard.checked(facts.pools.cpu_manager.policy, ask, chosen)
+        made = grants.replacing(self.grant.changing(self.name, choice.cpus, choice.steps))
+        if grows:
+            self._check(made)
+        return made
+
+    def _ask(self, available: CPUSet, has: CPUSet) -> Ask:
+        resize = Operation.RESIZE
+        return Ask(POLICY_CPUS, self.count, available, has=has, pod=self.pod, operation=resize)
+
+    def _fewer(self) -> Ask:
+        """Return the request of a container that gives CPUs back.
+
+        Raises:
+            ResizeRefused: it would lose CPUs with which it began.
+        """
+        baseline = self.grant.baseline(self.name)
+        if self.count >= len(baseline):
+            return self._ask(self.has - baseline, baseline)
+        if self.pod.cpu_moves is CPUMoves.ANY:
+            return self._ask(self.has & baseline, CPUSet())
+        what = f"it requests cpu {self.count}, and keeps the CPUs {baseline} with which it began"
+        word = "annotate its pod with cpu-moves: any, if the application can leave them"
+        raise ResizeRefused(what, word)
+
+    def _more(self) -> Ask:
+        """Return the request of a container that gets more CPUs.
+
+        Those that it is leaving come first, and those that its pod leaves to it, unless another
+        container is leaving them.
+        """
+        others = (each.cpus for name, each in self.grant.leaving.items() if name != self.name)
+        idle = planning.reusable(self.pod, self.grant.parts, self.name) - CPUSet.union(others)
+        usable = self.seen.cpus & self.seen.topology.online - self.has
+        ask = self._ask(choosing.available(self.facts, self.seen), self.has)
+        return replace(ask, reusable=(self.grant.in_force(self.name) | idle) & usable)
+
+    def _aligned(self, ask: Ask) -> Ask:
+        """Return the request with the NUMA nodes that the topology policy demands for it.
+
+        Raises:
+            PlacementError: there are no such nodes, or the devices of the pod are not known.
+        """
+        facts, pod = self.facts, self.pod
+        if aligning.topology_policy(facts, pod) is TopologyPolicy.NONE:
+            return ask
+        if pod.cgroup_uid not in facts.device_nodes:
+            raise DevicesUnnamed
+        part = aligning.part(facts, self.name)
+        # With the scope pod, all containers lie on the same nodes.
+        has = self.grant.assigned if part == WHOLE_POD else ask.has
+        wide = replace(ask, count=ask.count + len(has - ask.has), has=has)
+        offers = aligning.of_devices(facts, pod, part) + aligning.of_plugins(facts, pod, part)
+        near = aligning.aligned(facts, self.seen, pod, wide, offers)
+        return replace(ask, nodes=near.nodes, reusable=near.reusable)
+
+    def _check(self, made: Grants) -> None:
+        """Check that the new CPUs leave some to share, and are none that an older pod waits for.
+
+        Raises:
+            PlacementError: they do not.
+        """
+        facts, seen = self.facts, self.seen
+        if not facts.policy.extents(choosing.view(facts, seen.pods, made))[DEFAULT]:
+            raise NotEnoughCPUs(self.count, self.count - 1)
+        stay = choosing.without_ending(seen.pods, made)
+        for older in takewhile(lambda pod: pod is not self.pod, oldest_first(seen.pods)):
+            refusal = seen.refused.get(older.cgroup_uid)
+            waits = refusal is not None and refusal.holds and refusal.reachable
+            if waits and not choosing.fits(facts, seen.pods, stay, older):
+                raise CPUsAwaited(older)
+
+
+def followed(facts: NodeFacts, pods: tuple[Pod, ...], before: Admission) -> Admission:
+    """Return the decisions with the resizes that no agent has answered.
+
+    The runtime has them from the kubelet, which resized while no agent was connected. One that does
+    not fit changes nothing.
+    """
+    grants = before.grants
+    for ref, count in _unanswered(facts, grants) if facts.policy.resizes else ():
+        try:
+            grants = resized(facts, choosing.view(facts, pods, grants, before), ref, count)
+        except PlacementError:
+            continue
+    return before if grants is before.grants else replace(before, grants=grants)
+
+
+def _unanswered(facts: NodeFacts, grants: Grants) -> Iterator[tuple[ContainerRef, int]]:
+    asked: defaultdict[ContainerRef, set[int]] = defaultdict(set)
+    for sighted in facts.sighted.values():
+        if sighted.owns:
+            asked[ContainerRef(sighted.pod, sighted.name)].add(sighted.owns)
+    for ref, counts in asked.items():
+        grant = grants.chosen.get(ref.pod)
+        # A container that starts again may be known twice for a moment.
+        if grant and len(counts) == 1 and _resizable(grant, ref.name):
+            (count,) = counts
+            if count != len(grant.parts[ref.name]):
+                yield ref, count
+
+
+@dataclass(frozen=True, slots=True)
+class OwnCPUs:
+    """The CPUs of a container that a resize can change.
+
+    Attributes:
+        assigned: those that it must have.
+        in_force: those on which it may run now; without CPUs that are offline.
+        baseline: those with which it began.
+        notice_s: how long before it must leave CPUs its application is told.
+        settled: whether the kernel has reported that it has left what it gave back.
+    """
+
+    assigned: CPUSet
+    in_force: CPUSet
+    baseline: CPUSet
+    notice_s: int
+    settled: bool = True
+
+    @property
+    def leaving(self) -> CPUSet:
+        """The CPUs that it must leave when its notice ends."""
+        return self.in_force - self.assigned
+
+
+def own_cpus(facts: NodeFacts, resolution: Resolution) -> Mapping[ContainerRef, OwnCPUs]:
+    """Return container → its CPUs, for each whose CPUs a resize can change."""
+    if not facts.policy.resizes:
+        return {}
+    most_s, online = facts.pools.cpu_manager.max_notice_s, resolution.online
+    found: dict[ContainerRef, OwnCPUs] = {}
+    for uid, grant in resolution.view.chosen.items():
+        pod = resolution.pods.get(uid)
+        notice_s = most_s if pod is None or pod.notice_s is None else min(pod.notice_s, most_s)
+        for name in grant.parts if pod else ():
+            leaving = grant.leaving.get(name)
+            found[ContainerRef(uid, name)] = OwnCPUs(
+                grant.parts[name],
+                grant.in_force(name) & online,
+                grant.baseline(name),
+                notice_s,
+                settled=leaving is None or leaving.in_force,
+            )
+    return found

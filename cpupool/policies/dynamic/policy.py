@@ -1,0 +1,94 @@
+"""The policy `dynamic`: as `static`, and an in-place resize changes the CPUs of a container.
+
+A container keeps its baseline, the CPUs with which it began, because an application may have pinned
+threads there at its start (KEP-5554, which the kubelet does not have yet).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar, Final
+
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.errors import NotEnoughCPUs
+from cpupool.core.grants import WHOLE_POD
+from cpupool.policies.base import Choice, Operation
+from cpupool.policies.layout import Level
+from cpupool.policies.static.policy import StaticPolicy, take, topology_hints
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from cpupool.core.grants import Grant
+    from cpupool.policies.base import Ask, Demand
+    from cpupool.policies.hints import ResourceHints
+    from cpupool.policies.view import NodeView
+
+_NEAREST: Final = (Level.CORE, Level.UNCORE, Level.NODE, Level.SOCKET)
+
+
+@dataclass(frozen=True, slots=True)
+class DynamicPolicy(StaticPolicy):
+    """The policy on one machine."""
+
+    resizes: ClassVar[bool] = True
+
+    def hints(self, ask: Ask) -> ResourceHints:
+        """Return the NUMA nodes on which a container's CPUs could lie.
+
+        Those of a resize cover the nodes of the CPUs that the container keeps.
+        """
+        if ask.operation is not Operation.RESIZE:
+            # Slots make the class anew, and the short form of `super` has the first one.
+            return super(DynamicPolicy, self).hints(ask)
+        return topology_hints(
+            self.layout,
+            ask.count,
+            ask.available | ask.reusable,
+            ask.has & self.layout.cpus,
+            align_by_socket=self.options.align_by_socket,
+        )
+
+    def choose(self, view: NodeView, ask: Ask) -> Choice:
+        """Choose a container's own CPUs; a resize keeps `Ask.has` and chooses the nearest to it.
+
+        `Ask.reusable` comes first: the container has not left these CPUs yet.
+
+        Raises:
+            SMTAlignmentError: the options promise whole cores, and there are too few.
+            NotEnoughCPUs: fewer are free.
+        """
+        if ask.operation is not Operation.RESIZE:
+            return super(DynamicPolicy, self).choose(view, ask)
+        every = ask.available | ask.reusable
+        if self.options.full_pcpus_only:
+            self._refuse_parts_of_cores(replace(ask, available=every | ask.has), self.reserve(view))
+        around = every if ask.nodes is None else every & self._around(ask.nodes)
+        chosen, proven = ask.has, True
+        for free in (around & ask.reusable, around, every):
+            for near in (*self._near(chosen), free):
+                room = free & near & self.layout.cpus - chosen
+                more = take(
+                    self.layout, self.options, room, min(ask.count - len(chosen), len(room))
+                )
+                chosen, proven = chosen | more.cpus, proven and more.proven
+        if len(chosen) < ask.count:
+            raise NotEnoughCPUs(ask.count - len(ask.has), len(every))
+        return Choice(chosen, proven=proven)
+
+    def _near(self, cpus: CPUSet) -> Iterator[CPUSet]:
+        """Yield the CPUs on the same cores, then on the same L3 caches, nodes and sockets."""
+        for level in _NEAREST:
+            groups = self.layout.groups[level].values()
+            yield CPUSet.union(group for group in groups if not group.isdisjoint(cpus))
+
+    def _unmet(self, grant: Grant, demand: Demand, wants: Mapping[str, int]) -> str:
+        """Return the change of an owner that is not complete; empty for none."""
+        name = demand.container.name
+        if leaving := grant.in_force(name) - grant.part(name):
+            return f"it leaves CPUs {leaving} when its notice ends"
+        has, requested = grant.part(name), wants.get(name, 0)
+        if demand.pod.qos is None or WHOLE_POD in grant.parts or requested == len(has):
+            return ""
+        now = f"cpu {requested}" if requested else "no whole number of CPUs"
+        return f"it requests {now}, and has CPUs {has} until the kubelet resizes it"

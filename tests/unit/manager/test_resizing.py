@@ -1,0 +1,322 @@
+"""In-place resizes under the policy `dynamic`, asked through the Manager.
+
+The machine is that of the examples in KEP-5554 and KEP-6122: 12 CPUs, two threads a core, and NUMA
+nodes of CPUs 0-5 and 6-11.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cpupool.core.cgroups import FoundContainer
+from cpupool.core.cpu_manager import CPUManager, Misfit, StaticOptions, TopologyPolicy
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.errors import PlacementError
+from cpupool.core.grants import Change
+from cpupool.core.names import POLICY_CPUS
+from cpupool.core.pools import NodePools, Pool
+from cpupool.core.workloads import (
+    ContainerID,
+    ContainerRef,
+    CPUMoves,
+    Pod,
+    RuntimeContainer,
+)
+from cpupool.manager import resizing
+from cpupool.manager.manager import Manager
+from cpupool.wire.cpu_manager_state import State
+from tests import builders
+from tests.machines import Machine
+
+if TYPE_CHECKING:
+    from cpupool.core.devices import NodesOfDevices
+
+MACHINE = Machine(sockets=2, cores=3, threads=2, adjacent=True)
+DYNAMIC = CPUManager("dynamic", reserved=CPUSet.of(0))
+APP = ContainerRef("app-uid", "app")
+
+
+def app(cpu: int, name: str = "app", **more: object) -> Pod:
+    pod = builders.pod(name, builders.container(name, cpu=1000 * cpu))
+    return replace(pod, **more)  # type: ignore[arg-type]
+
+
+class Node:
+    """A node, and what its kernel has done."""
+
+    def __init__(
+        self, *pods: Pod, settings: CPUManager = DYNAMIC, machine: Machine = MACHINE
+    ) -> None:
+        self.settings, self.machine = settings, machine
+        self.manager = Manager()
+        self.begin(*pods)
+
+    def begin(self, *pods: Pod) -> None:
+        pools = NodePools.of(Pool.named("default", "0-11"), cpu_manager=self.settings)
+        self.manager.reconfigure(pools, MACHINE.topology())
+        named: NodesOfDevices = {pod.cgroup_uid: {} for pod in pods}
+        self.manager.observe(pods=pods, device_nodes=named)
+        self.manager.adopt((), None)
+
+    def runs_on(self, name: str = "app") -> str:
+        """Give the CPUs on which a container must run."""
+        placed = self.manager.snapshot().assignment((f"{name}-uid", ContainerID(f"{name}-id")))
+        return str(placed.cpus)
+
+    @property
+    def own(self) -> resizing.OwnCPUs:
+        return resizing.own_cpus(*self.manager.snapshot())[APP]
+
+    @property
+    def said(self) -> tuple[str, str, str]:
+        """Give what is assigned to the application, where it runs, and where it began."""
+        return str(self.own.assigned), str(self.own.in_force), str(self.own.baseline)
+
+    def resize(self, count: int) -> None:
+        self.manager.resize(APP, count)
+
+    def end_notice(self) -> None:
+        assert self.manager.narrow(APP, self.own.assigned)
+
+    def read_back(self, cpus: str) -> None:
+        self.manager.settle({APP: CPUSet.parse(cpus)})
+
+    def refuses(self, count: int, words: str) -> None:
+        before = self.manager.snapshot()
+        with pytest.raises(PlacementError, match=words):
+            self.resize(count)
+        assert self.manager.snapshot() == before
+
+    @property
+    def owned(self) -> CPUSet:
+        return self.manager.snapshot().resolution.grants.cpus
+
+
+def test_a_container_grows_beside_what_it_has_and_others_leave_at_once() -> None:
+    node = Node(app(2), builders.pod("plain", builders.container("plain")))
+    assert (node.said, node.runs_on("plain")) == (("2-3", "2-3", "2-3"), "0-1,4-11")
+    node.resize(4)
+    assert (node.said, node.runs_on("plain")) == (("2-5", "2-5", "2-3"), "0-1,6-11")
+    assert node.runs_on() == "2-5"
+
+
+def test_a_container_grows_on_its_own_core_first() -> None:
+    node = Node(app(1, "aa"), app(3))
+    assert (node.runs_on("aa"), node.runs_on()) == ("1", "2-4")
+    node.manager.observe(pods=[app(3)], idle=frozenset({"aa-uid"}))
+    node.resize(4)
+    assert node.runs_on() == "2-5"
+
+
+def test_a_single_numa_node_that_is_too_small_refuses() -> None:
+    node = Node(app(2), settings=replace(DYNAMIC, topology_policy=TopologyPolicy.SINGLE_NUMA_NODE))
+    node.refuses(8, "NUMA")
+    node.resize(4)
+    assert node.runs_on() == "2-5"
+
+
+def test_a_shrink_keeps_the_baseline_and_stays_in_what_it_has() -> None:
+    node = Node(app(4))
+    node.resize(8)
+    had = node.own.assigned
+    node.resize(6)
+    assert (str(had), node.said, node.runs_on()) == ("1-8", ("1-5,8", "1-8", "2-5"), "1-8")
+    node.end_notice()
+    assert (str(node.own.in_force), node.owned) == (node.runs_on(), had)
+    assert not node.own.settled
+    node.read_back(node.runs_on())
+    assert (node.owned, node.own.settled) == (node.own.assigned, True)
+
+
+def test_a_shrink_below_the_baseline_needs_the_word_of_the_pod() -> None:
+    node = Node(app(4))
+    node.refuses(2, r"keeps the CPUs 2-5 with which it began; annotate its pod with cpu-moves: any")
+    node.manager.observe(pods=[app(4, cpu_moves=CPUMoves.ANY)])
+    node.resize(2)
+    assert node.own.assigned < CPUSet.parse("2-5")
+    node.end_notice()
+    node.read_back(node.runs_on())
+    assert node.own.baseline == node.own.assigned
+
+
+@pytest.mark.parametrize(("second", "runs"), [(5, 5), (7, 7), (8, 8)])
+def test_a_further_resize_in_the_notice(second: int, runs: int) -> None:
+    node = Node(app(4))
+    node.resize(8)
+    had = node.own.assigned
+    node.resize(6)
+    six = node.own.assigned
+    node.resize(second)
+    assert (len(node.own.assigned), node.own.in_force, node.owned) == (runs, had, had)
+    assert six < node.own.assigned or node.own.assigned < six
+    assert not node.manager.narrow(APP, six)
+    assert node.runs_on() == str(had)
+
+
+def test_a_resize_waits_until_the_last_one_is_complete() -> None:
+    node = Node(app(4))
+    node.resize(8)
+    node.resize(6)
+    node.end_notice()
+    node.refuses(8, "has not left CPUs")
+    node.read_back("0-11")
+    node.refuses(8, "has not left CPUs")
+    node.read_back(node.runs_on())
+    node.resize(8)
+
+
+def test_no_pod_gets_cpus_that_are_still_being_left_and_none_fails() -> None:
+    node = Node(app(4), settings=replace(DYNAMIC, on_misfit=Misfit.FAIL))
+    node.resize(10)
+    node.resize(6)
+    late = app(3, "late", created="2026-01-01T00:00:00Z")
+    starts = RuntimeContainer(ContainerID("late-box"), "late-uid", "default", "late")
+    waiting = replace(late, containers=tuple(replace(c, id=None) for c in late.containers))
+    node.manager.observe(pods=[app(4), waiting])
+    node.manager.observe_containers([starts])
+    refusal = node.manager.snapshot().resolution.view.refused["late-uid"]
+    assert (refusal.holds, refusal.reachable) == (True, True)
+    node.end_notice()
+    assert "late-uid" in node.manager.snapshot().resolution.view.refused
+    node.read_back(node.runs_on())
+    grants = node.manager.snapshot().resolution.grants
+    assert len(grants.part("late-uid", POLICY_CPUS, "late")) == 3
+
+
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [(0, "request whole CPUs"), (12, "requested")],
+)
+def test_what_cannot_be_had_changes_nothing(count: int, words: str) -> None:
+    Node(app(4)).refuses(count, words)
+
+
+def test_the_containers_that_share_always_keep_a_cpu() -> None:
+    reserved_none = replace(DYNAMIC, reserved=CPUSet())
+    Node(app(4), settings=reserved_none).refuses(12, "requested")
+
+
+def test_whole_cores_stay_whole() -> None:
+    node = Node(app(2), settings=replace(DYNAMIC, options=StaticOptions(full_pcpus_only=True)))
+    node.refuses(3, "whole cores|multiple")
+    node.resize(4)
+    assert node.runs_on() == "2-5"
+
+
+def test_a_container_that_shares_is_not_resized() -> None:
+    node = Node(builders.pod("app", builders.container("app", cpu=1500)))
+    with pytest.raises(PlacementError, match="no CPUs of its own"):
+        node.resize(2)
+
+
+def test_the_spec_alone_changes_nothing_and_the_reason_says_so() -> None:
+    node = Node(app(2))
+    node.manager.observe(pods=[app(4)])
+    key = ("app-uid", ContainerID("app-id"))
+    placed = node.manager.snapshot().assignment(key)
+    assert (str(placed.cpus), placed.reason) == (
+        "2-3",
+        "it requests cpu 4, and has CPUs 2-3 until the kubelet resizes it",
+    )
+
+
+def test_a_resize_that_no_agent_answered_is_followed() -> None:
+    node = Node(app(2))
+    seen = RuntimeContainer(ContainerID("app-id"), "app-uid", "default", "app", "app", owns=4)
+    node.manager.observe_containers([seen])
+    assert node.runs_on() == "2-5"
+    node.manager.observe_containers([replace(seen, owns=40)])
+    assert node.runs_on() == "2-5"
+
+
+class Restarted(Node):
+    """The node after a restart of its agent, with what the record and the kernel have."""
+
+    def __init__(
+        self, before: Node, runs: str, annotated: str = "", *, record: bool = True
+    ) -> None:
+        grant = before.manager.snapshot().resolution.view.chosen["app-uid"]
+        self._state = State("dynamic")
+        if record:
+            entries, changes = {"app-uid": grant.parts}, {"app-uid": grant.changes}
+            self._state = State("dynamic", entries=entries, changes=changes)
+        self._runs, self._annotated = runs, annotated
+        super().__init__(app(len(before.own.assigned)), settings=before.settings)
+
+    def begin(self, *pods: Pod) -> None:
+        pools = NodePools.of(Pool.named("default", "0-11"), cpu_manager=self.settings)
+        self.manager.reconfigure(pools, MACHINE.topology())
+        self.manager.observe(pods=pods)
+        chosen = CPUSet.parse_or_empty(self._annotated)
+        owns = pods[0].containers[0].whole_cpus
+        self.manager.observe_containers(
+            [
+                RuntimeContainer(
+                    ContainerID("app-id"),
+                    "app-uid",
+                    "default",
+                    "app",
+                    "app",
+                    chosen=chosen,
+                    owns=owns,
+                )
+            ]
+        )
+        found = FoundContainer("app-uid", ContainerID("app-id"), "kubepods/app/app", self._runs)
+        self.manager.adopt((found,), self._state)
+
+
+def grown_and_shrunk() -> Node:
+    node = Node(app(4))
+    node.resize(8)
+    node.resize(6)
+    return node
+
+
+def test_a_restart_in_a_notice_begins_it_anew() -> None:
+    node = grown_and_shrunk()
+    runs = node.runs_on()
+    again = Restarted(node, runs, annotated="2-5")
+    assert (again.said, again.runs_on(), again.owned) == (node.said, runs, node.owned)
+    again.end_notice()
+    again.read_back(again.runs_on())
+    assert len(again.owned) == 6
+
+
+def test_a_restart_after_the_container_has_left_widens_nothing() -> None:
+    node = grown_and_shrunk()
+    node.end_notice()
+    narrow = node.runs_on()
+    again = Restarted(node, narrow, annotated="1-8")
+    assert (again.runs_on(), str(again.owned), again.own.settled) == (narrow, narrow, True)
+    assert str(again.own.baseline) == "2-5"
+
+
+def test_a_restart_before_the_kernel_has_moved_it_keeps_all_its_cpus() -> None:
+    node = grown_and_shrunk()
+    wide = node.runs_on()
+    node.end_notice()
+    again = Restarted(node, wide, annotated="2-5")
+    assert (again.runs_on(), again.said) == (wide, grown_and_shrunk().said)
+
+
+def test_without_a_record_a_grown_container_keeps_what_it_runs_on() -> None:
+    node = Node(app(2))
+    node.resize(4)
+    assert Restarted(node, "2-5", record=False).runs_on() == "2-5"
+
+
+def test_a_record_that_the_cgroup_contradicts_is_not_believed() -> None:
+    node = grown_and_shrunk()
+    again = Restarted(node, "2-5,8-9", annotated="2-5,8-9")
+    assert again.runs_on() == "2-5,8-9"
+
+
+def test_the_record_names_what_has_changed() -> None:
+    node = grown_and_shrunk()
+    grant = node.manager.snapshot().resolution.view.chosen["app-uid"]
+    left = node.own.in_force - node.own.assigned
+    assert grant.changes == {"app": Change(CPUSet.parse("2-5"), left)}
