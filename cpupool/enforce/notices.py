@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 log = logs.get(__name__)
 
+_RESIZE_S: Final = 60.0
+"""The kubelet may try a resize again that long (its sync of a pod)."""
 _PASSES_S: Final = 2.0
 """The time before a state that may pass becomes an Event."""
 
@@ -249,14 +251,7 @@ def _of(
         phrase = f"container {'confined to the default pool' if confined else 'waits for CPUs'}"
         yield Notice(event, phrase, pod, name, assignment.reason, what_to_do, lasts_s)
     if assignment.reason and assignment.placement in {Placement.POLICY, Placement.PLUGIN}:
-        yield Notice(
-            "CPUResizeIgnored",
-            "resize changes no CPUs",
-            pod,
-            name,
-            assignment.reason,
-            "create the pod again to give it as many as it requests",
-        )
+        yield from _about_resize(resolution, placed)
     if assignment.offline:
         yield Notice(
             "CPUOffline",
@@ -288,6 +283,25 @@ def _of(
             'write "true" to let the memory of the running container move',
         )
     yield from _about_limit(placed)
+
+
+def _about_resize(resolution: Resolution, placed: PlacedContainer) -> Iterator[Notice]:
+    """Yield that an owner has other CPUs than it requests, if this does not pass by itself."""
+    pod, name, reason = placed.pod, placed.container.name, placed.assignment.reason
+    if not resolution.inputs.node.policy.resizes:
+        remedy = "create the pod again to give it as many as it requests"
+        yield Notice("CPUResizeIgnored", "resize changes no CPUs", pod, name, reason, remedy)
+    elif not resolution.view.chosen[pod.cgroup_uid].leaving.get(name):
+        yield Notice(
+            "CPUResizeLeftAlone",
+            "container is not resized",
+            pod,
+            name,
+            reason,
+            "look at the pod's conditions; where the agent does not answer the runtime by NRI, it"
+            " cannot hold a resize: create the pod again",
+            _RESIZE_S,
+        )
 
 
 def _about_pools_alone(resolution: Resolution, placed: PlacedContainer) -> Iterator[Notice]:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from cpupool.core.assignments import Placement
-from cpupool.core.workloads import ContainerID
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.workloads import ContainerID, ContainerRef
 from cpupool.enforce import notices
 from cpupool.enforce.repair import Keeper
 from cpupool.manager.readiness import POOL_FILE
@@ -147,6 +148,7 @@ class Sweep:
         changed = found != self._right or resolution is not self._applied
         if changed:
             found, repairs = self._put_right(found, cpu_s, reported=touched is not None)
+        self._settle(found)
         kept = self._keep(found, now_s, touched)
         self._announcer.notices(kept, self._other_notices, now_s, changed=changed)
         overwritten = self._overwritten(repairs, resolution)
@@ -193,6 +195,22 @@ class Sweep:
         self._right = None if repairs or failed else found
         self._all_moved = not failed
         return found, tuple(repairs)
+
+    def _settle(self, found: tuple[FoundContainer, ...]) -> None:
+        """Free the CPUs that containers have given back, as far as the kernel says so."""
+        resolution = self._mover.current()
+        if not any(grant.leaving for grant in resolution.view.chosen.values()):
+            return
+        runs: dict[ContainerRef, CPUSet] = {}
+        for container in found:
+            placed = resolution.containers.get((container.pod, ContainerID(container.id)))
+            if placed is not None:
+                ref = ContainerRef(container.pod, placed.container.name)
+                cpus = CPUSet.parse_or_empty(container.cpus)
+                runs[ref] = runs.get(ref, CPUSet()) | cpus
+        if self._manager.settle(runs):
+            # Containers that wait for the CPUs can have them now.
+            self._reread_at(self._now_s())
 
     def _keep(
         self, found: tuple[FoundContainer, ...], now_s: float, touched: AbstractSet[str] | None

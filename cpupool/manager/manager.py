@@ -337,11 +337,14 @@ class Manager:
                 self._take_grants(grants.replacing(grant.narrowed(ref.name)))
             return True
 
-    def settle(self, found: Mapping[ContainerRef, CPUSet]) -> None:
-        """Free the CPUs that containers have left, by the kernel's report.
+    def settle(self, found: Mapping[ContainerRef, CPUSet]) -> bool:
+        """Free the CPUs that containers have given back, by the kernel's report.
 
         Args:
             found: each container that runs → the CPUs on which it runs.
+
+        Returns:
+            Whether some are free now.
         """
         with self._changed:
             grants = self._resolution.grants
@@ -350,8 +353,9 @@ class Manager:
                 for name in grant.leaving:
                     now = now.settled(name, found.get(ContainerRef(uid, name), CPUSet()))
                 grants = grants if now is grant else grants.replacing(now)
-            if grants is not self._resolution.grants:
+            if settled := grants is not self._resolution.grants:
                 self._take_grants(grants)
+            return settled
 
     def advertised(self) -> tuple[Advertised, ...]:
         """Return the resources that have devices to list.

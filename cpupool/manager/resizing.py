@@ -13,8 +13,9 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from itertools import takewhile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from cpupool.core.assignments import Step
 from cpupool.core.cpu_manager import TopologyPolicy
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import DevicesUnnamed, NotEnoughCPUs, PlacementError
@@ -35,6 +36,10 @@ if TYPE_CHECKING:
     from cpupool.manager.facts import NodeFacts
     from cpupool.manager.resolve import Resolution
     from cpupool.policies.view import NodeView
+
+
+_TOLD: Final = 7
+"""The number of earlier reasons that are told beside the last resize."""
 
 
 class ResizeRefused(PlacementError):
@@ -113,10 +118,19 @@ class _Resize:
         ask = self._aligned(self._more()) if grows else self._fewer()
         chosen = facts.policy.choose(self.seen, ask)
         choice = guard.checked(facts.pools.cpu_manager.policy, ask, chosen)
-        made = grants.replacing(self.grant.changing(self.name, choice.cpus, choice.steps))
+        made = grants.replacing(
+            self.grant.changing(self.name, choice.cpus, self._told(choice.cpus))
+        )
         if grows:
             self._check(made)
         return made
+
+    def _told(self, cpus: CPUSet) -> tuple[Step, ...]:
+        """Return the reasons for the container's CPUs, the last of which is this resize."""
+        gained, lost = cpus - self.has, self.has - cpus
+        why = f"from cpu {len(self.has)} to {self.count}"
+        why += f": CPUs {gained} come" if gained else f": CPUs {lost} go"
+        return (*self.grant.reason(self.name)[-_TOLD:], Step("resize", why, cpus))
 
     def _ask(self, available: CPUSet, has: CPUSet) -> Ask:
         resize = Operation.RESIZE
