@@ -132,8 +132,8 @@ def _manager(
     own = facts.pools.cpu_manager
     if own.chooses:
         reserved = ours - zones.allocatable_cpus(facts, view)
-        # For koord-scheduler its own policy is no policy of the kubelet.
-        policy = NONE if kind(own).reads_classes else own.policy
+        # koord-scheduler knows the kubelet's policies only, and its own is none of these.
+        policy = NONE if kind(own).reads_classes else STATIC
         return EffectiveCPUManager(policy, own.options.written(), reserved)
     if facts.static_cpus:
         options = kubelet.cpu_manager_options if kubelet else {}

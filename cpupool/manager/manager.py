@@ -315,7 +315,11 @@ class Manager:
                 raise resizing.ResizeRefused(
                     "the agent does not know the owners of CPUs yet", "the kubelet tries again"
                 )
-            self._take_grants(resizing.resized(facts, view, ref, count))
+            grants = resizing.resized(facts, view, ref, count)
+            self._take(
+                replace(facts, sighted=resizing.answered(facts.sighted, ref, count)),
+                replace(Admission.of(view), grants=grants),
+            )
 
     def narrow(self, ref: ContainerRef, assigned: CPUSet) -> bool:
         """End a container's notice: it must leave the CPUs that it gives back.

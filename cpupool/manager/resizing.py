@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from cpupool.core.grants import Grant, Grants
-    from cpupool.core.workloads import Pod
+    from cpupool.core.workloads import ContainerID, Pod, RuntimeContainer
     from cpupool.manager.choosing import Admission
     from cpupool.manager.facts import NodeFacts
     from cpupool.manager.resolve import Resolution
@@ -197,6 +197,16 @@ class _Resize:
             waits = refusal is not None and refusal.holds and refusal.reachable
             if waits and not choosing.fits(facts, seen.pods, stay, older):
                 raise CPUsAwaited(older)
+
+
+def answered(
+    sighted: Mapping[ContainerID, RuntimeContainer], ref: ContainerRef, count: int
+) -> Mapping[ContainerID, RuntimeContainer]:
+    """Return the containers of the runtime after it has the answer to a resize."""
+    return {
+        identifier: replace(each, owns=count) if (each.pod, each.name) == ref else each
+        for identifier, each in sighted.items()
+    }
 
 
 def followed(facts: NodeFacts, pods: tuple[Pod, ...], before: Admission) -> Admission:
