@@ -30,7 +30,7 @@ MOVES = "c"
 """The pod whose CPUs may all move."""
 
 names = st.sampled_from(NAMES)
-counts = st.integers(0, 17)
+more = st.sampled_from([1, 2, 4])
 
 
 def ref(name: str) -> ContainerRef:
@@ -97,10 +97,17 @@ class Resizes(RuleBasedStateMachine):
     def own(self, name: str) -> resizing.OwnCPUs:
         return self.all_own()[ref(name)]
 
-    @rule(name=names, count=counts)
+    @rule(name=names, count=more)
+    def grow(self, name: str, count: int) -> None:
+        self.resize(name, self.asked[name] + count)
+
+    @rule(name=names, count=more)
+    def shrink(self, name: str, count: int) -> None:
+        self.resize(name, max(0, self.asked[name] - count))
+
     def resize(self, name: str, count: int) -> None:
         before = self.manager.snapshot()
-        runs = {other: self.runs_on(other) for other in self.owners()}
+        runs = self.runs_on(name)
         try:
             self.manager.resize(ref(name), count)
         except PlacementError:
@@ -109,23 +116,18 @@ class Resizes(RuleBasedStateMachine):
         self.asked[name] = count
         own = self.own(name)
         assert len(own.assigned) == count
-        assert own.in_force >= runs[name], "nothing is taken without a notice"
-        assert own.assigned <= own.in_force
+        assert own.in_force >= runs, "nothing is taken without a notice"
 
-    @rule(name=names)
-    def tell(self, name: str) -> None:
-        """The application learns what it must leave."""
-        if name in self.owners() and self.own(name).leaving:
-            self.told[name] = self.own(name).assigned
-
-    @rule(name=names)
-    def end_notice(self, name: str) -> None:
-        if name not in self.told:
-            return
-        told, before = self.told.pop(name), self.all_own().get(ref(name))
+    @rule(name=names, late=st.booleans())
+    def end_notice(self, name: str, *, late: bool) -> None:
+        """End a notice; a late one has told of CPUs that are no longer the right ones, perhaps."""
+        before = self.own(name)
+        told = self.told.get(name, before.assigned) if late else before.assigned
+        self.told[name] = before.assigned
         ended = self.manager.narrow(ref(name), told)
-        if before is not None and before.leaving:
+        if before.leaving:
             assert ended == (before.assigned == told)
+            assert self.own(name).in_force == (told if ended else before.in_force)
 
     @rule(name=names)
     def move(self, name: str) -> None:
