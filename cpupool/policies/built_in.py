@@ -5,10 +5,11 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from cpupool.core.cpu_manager import CPU_MANAGER, NONE, POLICY, STATIC
+from cpupool.core.cpu_manager import CPU_MANAGER, DYNAMIC, NONE, POLICY, STATIC
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import ConfigError, Problem, said
 from cpupool.policies.base import CPUManagerPolicy
+from cpupool.policies.dynamic.policy import DynamicPolicy
 from cpupool.policies.koordinator.policy import KOORDINATOR, KoordinatorPolicy
 from cpupool.policies.none.policy import NonePolicy
 from cpupool.policies.qrm.policy import QRM, QRMPolicy
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 BUILT_IN: Final[Mapping[str, type[CPUManagerPolicy]]] = {
     NONE: NonePolicy,
     STATIC: StaticPolicy,
+    DYNAMIC: DynamicPolicy,
     KOORDINATOR: KoordinatorPolicy,
     QRM: QRMPolicy,
 }
