@@ -287,8 +287,8 @@ def _max_notice(reader: Reader, value: Value) -> int:
         return USUAL_NOTICE_S
     seconds = notice_seconds(text.text)
     if seconds is None:
-        what = f"{text.text[:63]!r} is not a number of seconds"
-        reader.refuse(value, what, f"write a whole number from 0 to {MOST_NOTICE_S}")
+        what = f"{text.text[:63]!r} is not a whole number of seconds from 0 to {MOST_NOTICE_S}"
+        reader.refuse(value, what, f"write one, as {USUAL_NOTICE_S}")
         return USUAL_NOTICE_S
     return seconds
 
