@@ -20,7 +20,7 @@ PAGE: Final = ROOT / "docs/architecture.md"
 _PACKAGE: Final = ROOT / "cpupool"
 _LINES: Final = ("deciding", "pure")
 """Contracts that bind whole floors: a line of the picture has the name of each."""
-_WIDTH: Final = 90
+_WIDTH: Final = 98
 _DRAWN: Final = re.compile(r"(?<=<!-- python -m docs\.house -->\n)```text\n.*?```\n", re.DOTALL)
 
 

@@ -60,7 +60,8 @@ STATUS = NodeStatus(
         Pool.named("default", "0-1"),
         mixed=MixedCPUs("shared_b", 7),
         cpu_manager=CPUManager(
-            "static", 2, StaticOptions(full_pcpus_only=True), suppression=Suppression()
+            "static", 2, StaticOptions(full_pcpus_only=True), suppression=Suppression(),
+            max_notice_s=30,
         ),
     ),
     (

@@ -16,7 +16,9 @@ from cpupool.core import quantity, withheld
 from cpupool.core.cpu_manager import (
     CPU_MANAGER,
     ENABLE,
+    MAX_NOTICE,
     MIN_PERCENT,
+    MOST_NOTICE_S,
     NONE,
     ON_MISFIT,
     OPTIONS,
@@ -27,12 +29,14 @@ from cpupool.core.cpu_manager import (
     TOPOLOGY_POLICY,
     TOPOLOGY_SCOPE,
     TRUTH_VALUES,
+    USUAL_NOTICE_S,
     CPUManager,
     Misfit,
     Scope,
     StaticOptions,
     Suppression,
     TopologyPolicy,
+    notice_seconds,
 )
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import CPUSetParseError, Problem, QuantityError, Severity
@@ -57,6 +61,7 @@ _KEYS: Final = (
     TOPOLOGY_SCOPE,
     ON_MISFIT,
     SUPPRESSION,
+    MAX_NOTICE,
 )
 _TOPOLOGY_POLICIES: Final = {policy.value: policy for policy in TopologyPolicy}
 _SCOPES: Final = {scope.value: scope for scope in Scope}
@@ -117,6 +122,7 @@ def read(
         reader.choice(table.get(ON_MISFIT), _MISFITS, Misfit.HOLD),
         suppression=_suppression(reader, table.get(SUPPRESSION)),
         topology_scope=reader.choice(table.get(TOPOLOGY_SCOPE), _SCOPES, Scope.CONTAINER),
+        max_notice_s=_max_notice(reader, table.get(MAX_NOTICE)),
         installed=None if policy in BUILT_IN or isinstance(found, Unusable) else found,
     )
     if isinstance(found, Unusable):
@@ -273,6 +279,18 @@ def _percent(reader: Reader, value: Value, absent: int) -> int:
         what = f"{text.text[:63]!r} is not a percentage"
         reader.refuse(value, what, "write a whole number from 0 to 100, without the sign")
     return _PERCENT.get(text.text, absent)
+
+
+def _max_notice(reader: Reader, value: Value) -> int:
+    text = reader.text(value)
+    if text is None or not text.text:
+        return USUAL_NOTICE_S
+    seconds = notice_seconds(text.text)
+    if seconds is None:
+        what = f"{text.text[:63]!r} is not a whole number of seconds from 0 to {MOST_NOTICE_S}"
+        reader.refuse(value, what, f"write one, as {USUAL_NOTICE_S}")
+        return USUAL_NOTICE_S
+    return seconds
 
 
 def _truth(reader: Reader, text: Text) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass, field, fields
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
@@ -26,6 +27,7 @@ ENABLE: Final = "enable"
 THRESHOLD_PERCENT: Final = "cpuSuppressThresholdPercent"
 MIN_PERCENT: Final = "cpuSuppressMinPercent"
 """The suppression and its keys have the names of a NodeSLO."""
+MAX_NOTICE: Final = "maxNoticeSeconds"
 
 NONE: Final = "none"
 STATIC: Final = "static"
@@ -34,11 +36,21 @@ DYNAMIC: Final = "dynamic"
 
 _OFF: Final = "off"
 
+USUAL_NOTICE_S: Final = 10
+MOST_NOTICE_S: Final = 3600
+_NOTICE: Final = re.compile(r"0|[1-9][0-9]{0,3}", re.ASCII)
+
 TRUTH_VALUES: Final = {
     **dict.fromkeys(("1", "t", "T", "true", "True", "TRUE"), True),
     **dict.fromkeys(("0", "f", "F", "false", "False", "FALSE"), False),
 }
 """The truth values of Go's strconv.ParseBool, with which the kubelet reads an option."""
+
+
+def notice_seconds(text: str) -> int | None:
+    """Read a whole number of seconds from 0 to `MOST_NOTICE_S`; None for another text."""
+    seconds = int(text) if _NOTICE.fullmatch(text) else MOST_NOTICE_S + 1
+    return seconds if seconds <= MOST_NOTICE_S else None
 
 
 class TopologyPolicy(Enum):
@@ -178,6 +190,8 @@ class CPUManager:
             pool's CPUs also without any pool, as under the other policies.
         suppression: how the policy suppresses best-effort pods; None where it does not.
         topology_scope: whether the NUMA nodes are those of a container, or of a whole pod.
+        max_notice_s: the longest notice, in seconds, before a running container loses CPUs; a pod
+            that names none has this one.
         installed: the class of a policy that is not built in, of a package; else None. It follows
             from the name.
     """
@@ -190,7 +204,7 @@ class CPUManager:
     declared: bool = False
     suppression: Suppression | None = None
     topology_scope: Scope = Scope.CONTAINER
-    max_notice_s: int = 10
+    max_notice_s: int = USUAL_NOTICE_S
     installed: type[object] | None = field(default=None, compare=False)
 
     @property
@@ -219,6 +233,7 @@ class CPUManager:
             TOPOLOGY_SCOPE: self.topology_scope.value,
             ON_MISFIT: self.on_misfit.value,
             SUPPRESSION: str(self.suppression or _OFF),
+            MAX_NOTICE: str(self.max_notice_s),
         }
 
     def written(self) -> dict[str, Any]:
@@ -232,6 +247,7 @@ class CPUManager:
             TOPOLOGY_SCOPE: self.topology_scope.value,
             ON_MISFIT: self.on_misfit.value,
             SUPPRESSION: self.suppression and asdict(self.suppression),
+            MAX_NOTICE: self.max_notice_s,
             "declared": self.declared,
         }
 

@@ -39,6 +39,8 @@ LOAD_BALANCING: Final = "cpu-load-balancing"
 CRIO_LOAD_BALANCING: Final = "cpu-load-balancing.crio.io"
 DISABLE: Final = "disable"
 """The annotation's value that switches load balancing off for a pod's CPUs."""
+NOTICE: Final = "cpu-notice-seconds"
+MOVES: Final = "cpu-moves"
 CRIO_SHARED_CPUS: Final = "cpu-shared.crio.io"
 """Annotation, with `/<container>`, that marks a container with shared CPUs for CRI-O's users."""
 MIXED_CPUS_ALLOWED: Final = "workload.mixedcpus.openshift.io/allowed"
@@ -121,7 +123,7 @@ class Names:
         meant = f"{self.domain}/{name}"
         of_authors = (
             *(self.processes, self.load_balancing, self.split),
-            *(self.memory_migrates, self.requests),
+            *(self.memory_migrates, self.requests, self.notice, self.moves),
         )
         if meant == key or meant not in of_authors:
             return ""
@@ -165,6 +167,16 @@ class Names:
     def memory_migrates(self) -> str:
         """The annotation by which the memory of a pod's running containers may be migrated."""
         return f"{self.domain}/memory-migrates"
+
+    @property
+    def notice(self) -> str:
+        """The annotation with the seconds that a pod's containers know before they lose CPUs."""
+        return f"{self.domain}/{NOTICE}"
+
+    @property
+    def moves(self) -> str:
+        """The annotation that says how far a running container's CPUs may move: `CPUMoves`."""
+        return f"{self.domain}/{MOVES}"
 
     @property
     def requests(self) -> str:

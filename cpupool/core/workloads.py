@@ -44,6 +44,15 @@ class ContainerKind(Enum):
     EPHEMERAL = "ephemeral container"
 
 
+class CPUMoves(Enum):
+    """How far the CPUs may move that a container has had since it was created."""
+
+    NEVER = "never"
+    SAME_L3 = "same-l3"
+    SAME_NUMA = "same-numa"
+    ANY = "any"
+
+
 class ContainerRef(NamedTuple):
     """A container of a pod, the same after each restart.
 
@@ -118,15 +127,6 @@ class Container:
     quantities: Mapping[str, float] = field(default_factory=dict)
 
 
-class CPUMoves(Enum):
-    """How far the CPUs of an owner may move."""
-
-    NEVER = "never"
-    SAME_L3 = "same-l3"
-    SAME_NUMA = "same-numa"
-    ANY = "any"
-
-
 @dataclass(frozen=True, slots=True)
 class Pod:
     """One pod of this node.
@@ -156,6 +156,10 @@ class Pod:
             asked, and where only the container runtime has reported the pod.
         memory_migrates: whether the agent may move the memory of its running containers; None
             where its annotation says neither yes nor no.
+        notice_s: the seconds that its annotation asks for before its containers lose CPUs, maybe
+            more than the node allows; None without a number there.
+        cpu_moves: how far the CPUs of its running containers may move; never without a known word.
+        misread: the annotations whose words the last two lack, without their domain.
     """
 
     uid: PodUID
@@ -179,6 +183,7 @@ class Pod:
     memory_migrates: bool | None = False
     notice_s: int | None = None
     cpu_moves: CPUMoves = CPUMoves.NEVER
+    misread: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.cgroup_uid:

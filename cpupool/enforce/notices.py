@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Final
 from cpupool.core import withheld
 from cpupool.core.assignments import Cause, Placement
 from cpupool.core.cgroups import POD_ITSELF
+from cpupool.core.cpu_manager import MAX_NOTICE
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import PlacementError
 from cpupool.core.grants import PodOwner
-from cpupool.core.names import STATIC_POD_MIRROR
+from cpupool.core.names import MOVES, NOTICE, STATIC_POD_MIRROR
 from cpupool.core.pools import MILLI_PER_CPU
 from cpupool.core.requests import ResourceKind
-from cpupool.core.workloads import ContainerID
+from cpupool.core.workloads import ContainerID, CPUMoves
 from cpupool.manager import mirror_pods
 from cpupool.manager.by_plugins import RequestRefused, RequestUnclear
 from cpupool.policies.built_in import kind
@@ -28,6 +29,7 @@ from cpupool.telemetry import log as logs
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from cpupool.core.cpu_manager import CPUManager
     from cpupool.core.events import EventSink
     from cpupool.core.topology import CPUTopology
     from cpupool.core.workloads import Pod
@@ -138,10 +140,15 @@ def about_placement(resolution: Resolution) -> Iterator[tuple[NoticeKey, Notice]
             *_about_pools_alone(resolution, placed),
         ):
             yield (key, notice.event), notice
-    policy = kind(resolution.view.pools.cpu_manager)
+    manager = resolution.view.pools.cpu_manager
+    policy = kind(manager)
     for pod in {uid: resolution.pods[uid] for uid, _ in resolution.containers}.values():
         refusal = resolution.view.refused.get(pod.cgroup_uid)
-        for notice in (*_about_request(pod, refusal), *_about_class(pod, policy)):
+        for notice in (
+            *_about_request(pod, refusal),
+            *_about_class(pod, policy),
+            *(_about_words(pod, manager) if policy.resizes else ()),
+        ):
             yield ((pod.cgroup_uid, POD_ITSELF), notice.event), notice
 
 
@@ -317,6 +324,31 @@ def _about_pools_alone(resolution: Resolution, placed: PlacedContainer) -> Itera
             f"it requests {' and '.join(pools)}, so that the CPU manager policy {manager.policy}"
             f" gives it none for its cpu request of {container.whole_cpus}",
             "request either pools or whole CPUs in a container",
+        )
+
+
+def _about_words(pod: Pod, manager: CPUManager) -> Iterator[Notice]:
+    """Yield which words about changes of its CPUs a pod has that the node does not follow."""
+    longest = manager.max_notice_s
+    if NOTICE in pod.misread or (pod.notice_s is not None and pod.notice_s > longest):
+        yield Notice(
+            "CPUNoticeIgnored",
+            "pod gets the node's notice",
+            pod,
+            "",
+            f"its containers know {longest} s before they lose CPUs, the most on this node: the"
+            f" value of its annotation {NOTICE} is no whole number from 0 to {longest}",
+            f"write such a number, or a larger {MAX_NOTICE} into the node's pool file",
+        )
+    if MOVES in pod.misread:
+        yield Notice(
+            "CPUMovesIgnored",
+            "pod keeps the CPUs that it was created with",
+            pod,
+            "",
+            "its containers keep the CPUs that they were created with: the value of its annotation"
+            f" {MOVES} is none of {', '.join(moves.value for moves in CPUMoves)}",
+            "write one of them",
         )
 
 

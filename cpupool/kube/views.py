@@ -40,6 +40,7 @@ from cpupool.core.workloads import (
     QoSClass,
 )
 from cpupool.kube.fields import Field, shown
+from cpupool.policies.dynamic import pod_words
 from cpupool.policies.koordinator import node_rules, pod_annotations
 from cpupool.wire import node_status
 
@@ -252,6 +253,7 @@ def _pod(top: Field, names: Names) -> Pod:
         _priority(spec["priority"]),
         split=names.split,
     )
+    changes = pod_words.of_pod(annotations.texts(), names)
     containers = tuple(
         _containers(top, asked, names, owns=owns, guaranteed=qos is QoSClass.GUARANTEED)
     )
@@ -274,6 +276,9 @@ def _pod(top: Field, names: Names) -> Pod:
         unequal=_unequal(resources, containers) if orchestrated else "",
         orchestration=orchestrated,
         memory_migrates=_YES_OR_NO.get(annotations[names.memory_migrates].text("false")),
+        notice_s=changes.notice_s,
+        cpu_moves=changes.moves,
+        misread=changes.misread,
     )
 
 

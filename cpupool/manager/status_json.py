@@ -9,6 +9,7 @@ from cpupool.core.assignments import Placement, Step
 from cpupool.core.cgroups import Writer
 from cpupool.core.cpu_manager import (
     CPU_MANAGER,
+    MAX_NOTICE,
     ON_MISFIT,
     OPTIONS,
     POLICY,
@@ -16,6 +17,7 @@ from cpupool.core.cpu_manager import (
     SUPPRESSION,
     TOPOLOGY_POLICY,
     TOPOLOGY_SCOPE,
+    USUAL_NOTICE_S,
     CPUManager,
     Misfit,
     Scope,
@@ -245,6 +247,7 @@ def _cpu_manager(manager: Fields | None) -> CPUManager:
             suppression.get("threshold_percent", int), suppression.get("min_percent", int)
         ),
         topology_scope=manager.read(TOPOLOGY_SCOPE, Scope, Scope.CONTAINER.value),
+        max_notice_s=manager.get(MAX_NOTICE, int, USUAL_NOTICE_S),
     )
 
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from cpupool.core.devices import AllocatedDevices
     from cpupool.core.errors import Problem
     from cpupool.core.grants import Grant
+    from cpupool.core.names import Names
     from cpupool.core.orchestration import NodeRules
     from cpupool.core.pools import NodePools
     from cpupool.core.requests import CPURequest, Resource
@@ -133,11 +134,11 @@ class CPUManagerPolicy(ABC):
             apply.
         owner_classes: the classes whose pods own CPUs.
         priority_classes: PriorityClass → its value: those that the policy's scheduler installs.
+        resizes: whether a container's own CPUs follow an in-place resize of its pod.
         asks_plugins: whether plugins for resources choose the CPUs.
         sharers_stay: whether a pod without CPUs of its own moves no container of another pod: when
             it comes, changes its state or ends.
         beside_kubelet: whether the kubelet's static CPU manager may give out CPUs beside it.
-        resizes: whether a container that runs can get more or fewer CPUs of its own.
         instead_of_kubelet: the change that gives CPUs of the policy to pods of the kubelet's static
             CPU manager; empty for none.
     """
@@ -154,10 +155,10 @@ class CPUManagerPolicy(ABC):
     reads_classes: ClassVar[bool] = False
     owner_classes: ClassVar[tuple[str, ...]] = ()
     priority_classes: ClassVar[Mapping[str, int]] = {}
+    resizes: ClassVar[bool] = False
     asks_plugins: ClassVar[bool] = False
     sharers_stay: ClassVar[bool] = False
     beside_kubelet: ClassVar[bool] = False
-    resizes: ClassVar[bool] = False
     instead_of_kubelet: ClassVar[str] = ""
 
     @property
@@ -196,13 +197,19 @@ class CPUManagerPolicy(ABC):
 
     @classmethod
     def pod_problems(
-        cls, _annotations: Mapping[str, str], _requested: Mapping[str, Collection[str]]
+        cls,
+        _annotations: Mapping[str, str],
+        _requested: Mapping[str, Collection[str]],
+        _names: Names,
+        _max_notice_s: int,
     ) -> Iterable[Problem]:
         """Return the errors of a pod's author in the policy's own labels and annotations.
 
         Args:
             annotations: the pod's.
             requested: the place of each container → the resources that it requests, or limits.
+            names: for the resource domain.
+            max_notice_s: the longest notice that any node gives before it takes CPUs.
         """
         return ()
 

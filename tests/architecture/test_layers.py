@@ -51,6 +51,7 @@ VIOLATIONS = [
     ("loops", "loops/threads", "cpupool.loops.supervisor"),
     ("runtime", "runtime/cri", "cpupool.runtime.nri.plugin"),
     ("pools", "policies/pools/narrowing", "cpupool.policies.pools.preferred_cpus"),
+    ("dynamic", "policies/dynamic/pod_words", "cpupool.policies.dynamic.policy"),
     ("katalyst", "policies/qrm/pod_words", "cpupool.policies.qrm.policy"),
     ("accumulators", "policies/accumulators/balance", "cpupool.policies.accumulators.kubelet"),
     ("https", "webhook/https/application", "cpupool.webhook.https.accept_queue"),

@@ -1,4 +1,4 @@
-"""The API server asks the webhook about pods that ask for pools, and about no others.
+"""The API server asks the webhook about pods with pools or words that it checks, and no others.
 
 The conditions run in another implementation of CEL than the API server's.
 """
@@ -37,6 +37,17 @@ def asked(document: Body) -> bool:
     )
     values = {"request": request, "object": request["object"], "oldObject": None, **request}
     return matched and all(condition.execute(values) for condition in CONDITIONS)
+
+
+NOTICE, MOVES = "nokia.k8s.io/cpu-notice-seconds", "nokia.k8s.io/cpu-moves"
+CHECKED = (ANNOTATION, NOTICE, MOVES)
+
+
+def worded(annotations: dict[str, str] | None, **fields: Any) -> Body:
+    body = copy.deepcopy(pod(container(**fields)))
+    if annotations is not None:
+        body["metadata"]["annotations"] = annotations
+    return body
 
 
 ENABLE_SHARED = "workload.openshift.io/enable-shared-cpus"
@@ -79,6 +90,10 @@ OTHERS = {
             True,
             id="OpenShift's request",
         ),
+        *(
+            pytest.param(worded({key: "1"}), key in CHECKED, id=key)
+            for key in (NOTICE, MOVES, "example.com/cpu-moves", "nokia.k8s.io/memory-migrates")
+        ),
         pytest.param(pod(container()), False, id="nothing"),
         pytest.param(pod(container(resources=OTHERS)), False, id="other resources"),
         pytest.param(
@@ -88,15 +103,10 @@ OTHERS = {
         ),
     ],
 )
-def test_the_api_server_asks_about_pods_that_ask_for_pools(body: Body, expected: bool) -> None:
+def test_the_api_server_asks_about_pods_with_pools_or_words_that_are_checked(
+    body: Body, expected: bool
+) -> None:
     assert asked(review(body)) == expected
-
-
-def with_annotations(annotations: dict[str, str] | None) -> Body:
-    body = copy.deepcopy(pod(container(pools={"exclusive-a": 1})))
-    if annotations is not None:
-        body["metadata"]["annotations"] = annotations
-    return body
 
 
 @pytest.mark.parametrize(
@@ -104,17 +114,23 @@ def with_annotations(annotations: dict[str, str] | None) -> Body:
     [
         pytest.param(None, None, False, id="none"),
         pytest.param({"a": "1"}, {"a": "2", "b": "1"}, False, id="others"),
-        pytest.param({ANNOTATION: "[]"}, {ANNOTATION: "[]", "a": "1"}, False, id="the same"),
-        pytest.param({ANNOTATION: "[]"}, {ANNOTATION: ""}, True, id="changed"),
-        pytest.param(None, {ANNOTATION: "[]"}, True, id="first"),
-        pytest.param({"a": "1"}, {ANNOTATION: "[]"}, True, id="added"),
-        pytest.param({ANNOTATION: "[]"}, None, False, id="removed"),
+        *(
+            pytest.param(old, new, expected, id=f"{key} {how}")
+            for key in CHECKED
+            for old, new, expected, how in (
+                ({key: "[]"}, {key: "[]", "a": "1"}, False, "is the same"),
+                ({key: "[]"}, {key: ""}, True, "is changed"),
+                (None, {key: "[]"}, True, "is the first"),
+                ({"a": "1"}, {key: "[]"}, True, "is added"),
+                ({key: "[]"}, None, False, "is removed"),
+            )
+        ),
     ],
 )
-def test_an_update_needs_the_webhook_where_it_brings_processes(
+def test_an_update_needs_the_webhook_where_it_brings_what_is_checked(
     before: dict[str, str] | None, after: dict[str, str] | None, expected: bool
 ) -> None:
-    old, new = with_annotations(before), with_annotations(after)
+    old, new = (worded(each, pools={"exclusive-a": 1}) for each in (before, after))
     new["metadata"]["finalizers"] = ["example.com/job"]
 
     assert asked(review(new, "UPDATE", old=old)) == expected
@@ -143,8 +159,10 @@ CONTAINERS = st.fixed_dictionaries(
 )
 LISTS = st.lists(CONTAINERS, min_size=1, max_size=2)
 ANNOTATIONS = st.dictionaries(
-    st.sampled_from([ANNOTATION, "other"]),
-    st.sampled_from(["", "[]", json.dumps([{"container": "a", "processes": [process()]}])]),
+    st.sampled_from([*CHECKED, "other"]),
+    st.sampled_from(
+        ["", "[]", json.dumps([{"container": "a", "processes": [process()]}]), "3", "11", "any"]
+    ),
 )
 PODS = st.fixed_dictionaries(
     {

@@ -72,6 +72,7 @@ _EXAMPLES = """\
 examples:
   cpupool demo
   cpupool demo --cpu-manager static
+  cpupool demo --cpu-manager dynamic
   cpupool demo --cpu-manager koordinator
   cpupool demo --qrm
   cpupool demo --config poolconfig-dpdk.yaml --pods cpu-test.yaml

@@ -9,17 +9,21 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Final
 
+from cpupool.core.cpu_manager import MAX_NOTICE
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import NotEnoughCPUs
 from cpupool.core.grants import WHOLE_POD
 from cpupool.policies.base import Choice, Operation
+from cpupool.policies.dynamic import pod_words
 from cpupool.policies.layout import Level
 from cpupool.policies.static.policy import StaticPolicy, take, topology_hints
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
+    from cpupool.core.errors import Problem
     from cpupool.core.grants import Grant
+    from cpupool.core.names import Names
     from cpupool.policies.base import Ask, Demand
     from cpupool.policies.hints import ResourceHints
     from cpupool.policies.view import NodeView
@@ -31,7 +35,19 @@ _NEAREST: Final = (Level.CORE, Level.UNCORE, Level.NODE, Level.SOCKET)
 class DynamicPolicy(StaticPolicy):
     """The policy on one machine."""
 
+    settings: ClassVar[frozenset[str]] = StaticPolicy.settings | {MAX_NOTICE}
     resizes: ClassVar[bool] = True
+
+    @classmethod
+    def pod_problems(
+        cls,
+        annotations: Mapping[str, str],
+        _requested: Mapping[str, Collection[str]],
+        names: Names,
+        max_notice_s: int,
+    ) -> Iterator[Problem]:
+        """Find words about changes of CPUs that no node can follow."""
+        return pod_words.problems(annotations, names, max_notice_s)
 
     def hints(self, ask: Ask) -> ResourceHints:
         """Return the NUMA nodes on which a container's CPUs could lie.

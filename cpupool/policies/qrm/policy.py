@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
     from cpupool.core.errors import Problem
+    from cpupool.core.names import Names
     from cpupool.core.workloads import Pod
     from cpupool.policies.base import Ask, Choice, Demand
     from cpupool.policies.view import NodeView
@@ -43,7 +44,11 @@ class QRMPolicy(StaticPolicy):
 
     @classmethod
     def pod_problems(
-        cls, annotations: Mapping[str, str], requested: Mapping[str, Collection[str]]
+        cls,
+        annotations: Mapping[str, str],
+        requested: Mapping[str, Collection[str]],
+        _names: Names,
+        _max_notice_s: int,
     ) -> Iterator[Problem]:
         """Find words for plugins that are misspelt, and a resource that no plugin offers."""
         return pod_words.problems(annotations, requested)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 from cpupool.core import visible
@@ -172,9 +173,13 @@ def _of_policies(pod: PodRequests, rules: Rules) -> Iterator[Problem]:
     """
     if STATIC_POD_MIRROR in pod.annotations:
         return
-    for policy in rules.policies:
-        requested = {container.path: container.resources for container in pod.containers}
-        yield from policy.pod_problems(pod.annotations, requested)
+    requested = {container.path: container.resources for container in pod.containers}
+    found = (
+        policy.pod_problems(pod.annotations, requested, rules.names, rules.max_notice_s)
+        for policy in rules.policies
+    )
+    # A policy of a package may have those of the policy that it derives from.
+    yield from dict.fromkeys(chain.from_iterable(found))
 
 
 def _cut(warning: Problem) -> str:

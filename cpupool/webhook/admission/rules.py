@@ -6,10 +6,12 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
+from cpupool.core.cpu_manager import USUAL_NOTICE_S
 from cpupool.core.names import ENABLE_SHARED_CPUS, Names
 from cpupool.core.pools import MILLI_PER_CPU, HyperThreadingPolicy, PoolKind
 from cpupool.core.requests import ResourceKind
-from cpupool.policies.built_in import BUILT_IN, named
+from cpupool.policies.built_in import BUILT_IN, kind, named
+from cpupool.policies.dynamic.policy import DynamicPolicy
 from cpupool.webhook.admission import mixed_cpus
 
 if TYPE_CHECKING:
@@ -74,8 +76,9 @@ class Rules:
         namespaces: returns a namespace's annotations, for pods that request this resource.
         koordinator: whether the rules for Koordinator's classes count: the CPU manager policy of
             a pool file reads them.
-        policies: the CPU manager policies of the pool files, which check the words that are for
-            them.
+        policies: the CPU manager policies that check the words for them: those of the pool files,
+            and `dynamic`, whose words have our domain, so that a wrong one is wrong on any node.
+        max_notice_s: the longest notice that any node gives before it takes CPUs.
         schedulers: the accounts that may assign CPUs by `resource-status`.
     """
 
@@ -86,7 +89,8 @@ class Rules:
     required_agent: RequiredAgent = RequiredAgent.NONE
     namespaces: Namespaces = mixed_cpus.no_api_server
     koordinator: bool = False
-    policies: tuple[type[CPUManagerPolicy], ...] = ()
+    policies: tuple[type[CPUManagerPolicy], ...] = (DynamicPolicy,)
+    max_notice_s: int = USUAL_NOTICE_S
     schedulers: frozenset[str] = frozenset({KOORD_SCHEDULER})
 
     def knowing(self, files: Sequence[NodePools]) -> Rules:
@@ -101,7 +105,8 @@ class Rules:
             pools=largest_pools(files) if files else None,
             mixed=mixed_pools(files),
             koordinator=any(each is None or each.reads_classes for each in policies),
-            policies=tuple(dict.fromkeys(filter(None, (*policies, *others)))),
+            policies=tuple(dict.fromkeys(filter(None, (DynamicPolicy, *policies, *others)))),
+            max_notice_s=longest_notice_s(files),
         )
 
     def limit_milli(self, container: ContainerRequests) -> int | None:
@@ -147,6 +152,15 @@ def largest_pools(files: Iterable[NodePools]) -> dict[str, LargestPool]:
                 max(known.cpus, len(pool.offered)), known.multi_threaded or multi_threaded
             )
     return found
+
+
+def longest_notice_s(files: Iterable[NodePools]) -> int:
+    """Return the longest notice of the files whose policy takes CPUs from running containers."""
+    managers = (file.cpu_manager for file in files)
+    return max(
+        (manager.max_notice_s for manager in managers if kind(manager).resizes),
+        default=USUAL_NOTICE_S,
+    )
 
 
 def mixed_pools(files: Iterable[NodePools]) -> dict[str, int]:

@@ -14,7 +14,7 @@ import pytest
 from tests import policies
 from tests.apiserver import FakeAPIServer
 from tests.certificates import uses_library
-from tests.pods import review, stored
+from tests.pods import container, pod, review, stored
 from tests.scenarios.webhook.processes import (
     BAD,
     MORE,
@@ -79,6 +79,23 @@ class TestProcess:
         assert allowed("exclusive-b")
         process.files.pools.show(worker=POOLS)
         eventually(lambda: not allowed("exclusive-b"), "the pool is gone")
+
+    def test_the_longest_notice_follows_the_pools_at_creation_and_at_a_later_edit(
+        self, process: WebhookProcess
+    ) -> None:
+        before, body = pod(container()), pod(container())
+        body["metadata"]["annotations"] = {"nokia.k8s.io/cpu-notice-seconds": "60"}
+
+        def allowed() -> list[bool]:
+            reviews = (review(body), review(body, "UPDATE", old=before))
+            return [process.ask(each).document["response"]["allowed"] for each in reviews]
+
+        assert allowed() == [False, False]
+        dynamic = "cpuManager: {policy: dynamic, reserved: 1, maxNoticeSeconds: 60}\n"
+        process.files.pools.show(worker=POOLS + dynamic)
+        eventually(lambda: allowed() == [True, True], "the longer notice is known")
+        process.files.pools.show(worker=POOLS)
+        eventually(lambda: allowed() == [False, False], "the usual notice counts")
 
     def test_a_policy_that_is_unknown_here_stops_no_pool_file(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

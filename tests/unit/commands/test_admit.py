@@ -113,6 +113,21 @@ def test_pools_come_from_files_manifests_and_folders(path: Path, tmp_path: Path)
     assert (code, "no pool file has" in text) == (1, True)
 
 
+def test_words_about_changes_of_cpus_are_checked_by_the_pool_files(
+    path: Path, tmp_path: Path
+) -> None:
+    pools = tmp_path / "poolconfig-a.yaml"
+    pools.write_text("cpuManager: {policy: dynamic, reserved: 1, maxNoticeSeconds: 60}\n")
+    body = pod(container())
+    body["metadata"]["annotations"] = {"nokia.k8s.io/cpu-notice-seconds": "60"}
+    written(path, body)
+
+    assert run(path, "--pool-files", pools) == (0, yaml.safe_dump(body, sort_keys=False))
+    code, text = run(path)
+    assert code == 1
+    assert "write a whole number of seconds, from 0 to 10," in text
+
+
 def test_quotas_can_be_for_shared_cpus_only(path: Path) -> None:
     code, text = run(written(path, exclusive()), "--cfs-quotas", "shared")
     assert code == 0

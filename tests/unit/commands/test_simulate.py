@@ -208,6 +208,23 @@ def test_pods_that_wait_for_cpus_of_the_cpu_manager_policy_are_reported_and_comp
     assert refusal["why"] == f"ns/wide: TopologyAffinityError: {text}"
 
 
+def test_dynamic_serves_pods_that_are_not_resized_as_static_does(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    arguments = ["simulate", *EXAMPLE[:3], str(EXAMPLES / "cpu-manager.yaml"), "--random", "200"]
+
+    assert cli.main([*arguments, "--policy", "static", "dynamic", "--json"]) == 0
+
+    found = json.loads(capsys.readouterr().out)["policies"]
+    static, dynamic = (
+        [(each["name"], each["cpus"]) for each in found[policy]["containers"]]
+        for policy in ("static", "dynamic")
+    )
+    assert dynamic == static
+    assert any(cpus for _, cpus in static)
+    assert found["dynamic"]["summary"] == found["static"]["summary"]
+
+
 def test_manifests_that_wait_for_cpus_do_not_fit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -423,7 +440,7 @@ def test_ctrl_c_ends_it_and_leaves_nothing(tmp_path: Path) -> None:
     [
         (["--policy", "static"], "policy is none, not static; write cpuManager: {policy: static,"),
         (["--policy", "first-fit", "poool"], "'poool' is no policy; did you mean pool?"),
-        (["--policy", "x"], "'x' is no policy; use one of pool, static, koordinator, first-fit,"),
+        (["--policy", "x"], "'x' is no policy; use one of pool, static, dynamic, koordinator, "),
         (["--topology-manager", "best"], "--topology-manager: invalid choice: 'best'"),
         (["--seed", "3"], "--seed is for --random; leave it out"),
         (["--load", "0.5"], "--load is for --random; leave it out"),

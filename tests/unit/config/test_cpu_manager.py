@@ -340,7 +340,9 @@ def test_a_wrong_cpu_manager_is_refused(written: str, problem: str) -> None:
 def test_a_policy_that_the_agent_knows_besides_can_be_named() -> None:
     text = "pools: {default: {cpus: 1}}\ncpuManager: {policy: toy}\n"
     (problem,) = refused(text)
-    assert problem.endswith("unknown value 'toy'; use none or static or koordinator or qrm")
+    assert problem.endswith(
+        "unknown value 'toy'; use none or static or dynamic or koordinator or qrm"
+    )
     read = poolconfig.parse("a.yaml", text, Names(), find_policy=lambda _name: Toy)
     assert read.pools.cpu_manager == CPUManager("toy", installed=Toy)
 
@@ -498,3 +500,43 @@ def test_other_policies_do_not_suppress_best_effort_pods() -> None:
     )
     (none,) = refused("cpuManager: {policy: none, resourceUsedThresholdWithBE: {enable: true}}")
     assert "the policy none has no such setting; remove it, or write policy: koordinator" in none
+
+
+NOTICE = "cpuManager:\n  policy: dynamic\n  reserved: 1\n  maxNoticeSeconds: %s\n"
+
+
+@pytest.mark.parametrize(
+    ("written", "seconds"),
+    [("", 10), ("null", 10), ("0", 0), ("1", 1), ("'30'", 30), ("3600", 3600)],
+)
+def test_a_file_says_how_long_before_containers_lose_cpus(written: str, seconds: int) -> None:
+    manager = parse(NOTICE % written).pools.cpu_manager
+
+    assert manager == CPUManager("dynamic", 1, max_notice_s=seconds)
+    assert parse("cpuManager: {policy: dynamic, reserved: 1}").pools.cpu_manager.max_notice_s == 10
+
+
+@pytest.mark.parametrize("written", ["true", "1.5", "soon", "-1", "3601", "010", "1e3", "9" * 5000])
+def test_what_is_no_number_of_seconds_is_refused(written: str) -> None:
+    (problem,) = refused(NOTICE % written)
+    assert problem == (
+        f"a.yaml:4:21: cpuManager.maxNoticeSeconds: '{written[:63]}' is not a whole number of"
+        " seconds from 0 to 3600; write one, as 10"
+    )
+
+
+@pytest.mark.parametrize("written", ["[1]", "{seconds: 1}"])
+def test_a_list_or_a_map_is_no_number_of_seconds(written: str) -> None:
+    (problem,) = refused(NOTICE % written)
+    assert problem.startswith("a.yaml:4:21: cpuManager.maxNoticeSeconds: this must be text;")
+
+
+@pytest.mark.parametrize("policy", ["static", "koordinator", "qrm", "none"])
+def test_other_policies_take_no_cpus_from_containers_that_run(policy: str) -> None:
+    reserved = "" if policy == "none" else "  reserved: 1\n"
+    text = f"cpuManager:\n  policy: {policy}\n{reserved}  maxNoticeSeconds: 5\n"
+    (problem,) = refused(text)
+    assert problem == (
+        f"a.yaml:{text.count(chr(10))}:3: cpuManager.maxNoticeSeconds: the policy {policy} has no"
+        " such setting; remove it, or write policy: dynamic"
+    )

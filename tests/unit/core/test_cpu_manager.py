@@ -37,7 +37,11 @@ def test_options_contradict_each_other_and_the_topology_policy() -> None:
 
 def test_an_edit_is_described_by_the_settings_that_differ() -> None:
     later = CPUManager(
-        "koordinator", CPUSet.of(0, 1), on_misfit=Misfit.SHARE, suppression=Suppression(50, 10)
+        "koordinator",
+        CPUSet.of(0, 1),
+        on_misfit=Misfit.SHARE,
+        suppression=Suppression(50, 10),
+        max_notice_s=5,
     )
     assert list(STATIC.changes(later)) == [
         "cpuManager.policy from static to koordinator",
@@ -45,5 +49,6 @@ def test_an_edit_is_described_by_the_settings_that_differ() -> None:
         "cpuManager.options from full-pcpus-only to none",
         "cpuManager.onMisfit from hold to share",
         "cpuManager.resourceUsedThresholdWithBE from off to 50 %, at least 10 %",
+        "cpuManager.maxNoticeSeconds from 10 to 5",
     ]
     assert list(later.changes(later)) == []

@@ -20,6 +20,8 @@ from tests.memory import having
 if TYPE_CHECKING:
     import pytest
 
+    from cpupool.core.workloads import Pod
+
 POD = builders.pod("web")
 NOTICE = Notice("CPUOffline", "container lost CPUs", POD, "main", "CPU 2 is offline", "wait")
 KEY = (("web-uid", ContainerID("main-id")), "CPUOffline")
@@ -79,6 +81,35 @@ def test_a_container_with_pools_and_whole_cpus_has_its_pools_alone() -> None:
         "it requests exclusive_a, so that the CPU manager policy static gives it none for its cpu"
         " request of 2"
     )
+
+
+def ignored(policy: str, pod: Pod) -> dict[str, str]:
+    """Return the Events about a pod on a node where a notice is at most 5 seconds: reason → why."""
+    node = Manager()
+    manager = CPUManager(policy, reserved=1, max_notice_s=5)
+    pools = NodePools.of(Pool.named("default", "0-7"), cpu_manager=manager)
+    node.reconfigure(pools, MACHINES["arm_no_smt"].topology())
+    node.observe(pods=[pod])
+    return {found.event: found.why for _, found in about_placement(node.snapshot().resolution)}
+
+
+def test_words_about_changes_of_cpus_that_the_node_does_not_follow_are_told() -> None:
+    both = replace(POD, misread=("cpu-notice-seconds", "cpu-moves"))
+    longest = (
+        "its containers know 5 s before they lose CPUs, the most on this node: the value of its"
+        " annotation cpu-notice-seconds is no whole number from 0 to 5"
+    )
+
+    assert ignored("static", both) == {}
+    assert ignored("dynamic", replace(POD, notice_s=5)) == {}
+    assert ignored("dynamic", replace(POD, notice_s=6)) == {"CPUNoticeIgnored": longest}
+    assert ignored("dynamic", both) == {
+        "CPUNoticeIgnored": longest,
+        "CPUMovesIgnored": (
+            "its containers keep the CPUs that they were created with: the value of its annotation"
+            " cpu-moves is none of never, same-l3, same-numa, any"
+        ),
+    }
 
 
 def test_a_word_about_migration_that_is_neither_yes_nor_no_is_told() -> None:

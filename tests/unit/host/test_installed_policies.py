@@ -149,7 +149,7 @@ def test_why_a_policy_cannot_be_used(name: str, what: str, remedy: str) -> None:
 def test_a_policy_that_no_package_has_may_be_missing_here_alone() -> None:
     found = find_policy("zz")
     assert isinstance(found, Unusable)
-    assert found.remedy.startswith("use none or static or koordinator or qrm or ")
+    assert found.remedy.startswith("use none or static or dynamic or koordinator or qrm or ")
     assert found.remedy.endswith(", or install the package of the policy here, too")
 
 

@@ -40,7 +40,7 @@ OPTIONAL = {
         "texts",
         "choice",
     ),
-    *("options", "topologyScope", "resourceUsedThresholdWithBE"),
+    *("options", "topologyScope", "resourceUsedThresholdWithBE", "maxNoticeSeconds"),
 }
 """What earlier agents of this schema did not write, or what is as good as none."""
 

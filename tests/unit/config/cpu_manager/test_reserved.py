@@ -20,7 +20,7 @@ def said(written: str, policy: str = "static") -> str:
     return problem.removeprefix(PLACE)
 
 
-@pytest.mark.parametrize("policy", ["static", "koordinator", "qrm"])
+@pytest.mark.parametrize("policy", ["static", "dynamic", "koordinator", "qrm"])
 @pytest.mark.parametrize(("written", "shown"), [("0", "0"), ('"0"', "0"), ("00", "00")])
 def test_zero_is_cpu_0_or_no_cpu(written: str, shown: str, policy: str) -> None:
     what = f"{shown!r} is not a number of CPUs from 1 to 999999999"

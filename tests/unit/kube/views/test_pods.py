@@ -6,7 +6,7 @@ import pytest
 
 from cpupool.core.errors import ManifestError
 from cpupool.core.names import Names
-from cpupool.core.workloads import ContainerKind, PodUID, QoSClass
+from cpupool.core.workloads import ContainerKind, CPUMoves, PodUID, QoSClass
 from cpupool.kube import views
 from tests.unit.kube.views.bodies import ID, NAMES, OTHER_ID, asking, body
 
@@ -67,6 +67,16 @@ def test_a_pod_says_whether_its_memory_is_migrated(
 ) -> None:
     pod = views.pod(body(metadata={"annotations": annotations}), NAMES)
     assert pod.memory_migrates is migrates
+
+
+def test_a_pod_says_how_its_cpus_may_change() -> None:
+    annotations = {"nokia.k8s.io/cpu-notice-seconds": "5", "nokia.k8s.io/cpu-moves": "any"}
+    pod = views.pod(body(metadata={"annotations": annotations}), NAMES)
+    assert (pod.notice_s, pod.cpu_moves, pod.misread) == (5, CPUMoves.ANY, ())
+
+    strange = views.pod(body(metadata={"annotations": dict.fromkeys(annotations, "x")}), NAMES)
+    assert (strange.notice_s, strange.cpu_moves) == (None, CPUMoves.NEVER)
+    assert strange.misread == ("cpu-notice-seconds", "cpu-moves")
 
 
 def test_a_request_without_a_limit_counts_too() -> None:

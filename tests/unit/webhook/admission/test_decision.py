@@ -329,6 +329,8 @@ def test_a_pool_of_nearly_the_domain_is_a_warning(typed: str, meant: str, rules:
     [
         ("nokia.k8s.oi/cpus", "nokia.k8s.io/cpus"),
         ("nokia.k8s.com/cpu-load-balancing", "nokia.k8s.io/cpu-load-balancing"),
+        ("nokia.k8s.oi/cpu-notice-seconds", "nokia.k8s.io/cpu-notice-seconds"),
+        ("nokia.k8.io/cpu-moves", "nokia.k8s.io/cpu-moves"),
         ("nokia.k8s.oi/other", ""),
         ("example.com/cpus", ""),
         ("cpus", ""),
