@@ -22,6 +22,7 @@ from cpupool.core.errors import (
     RuntimeSilent,
 )
 from cpupool.core.names import NRI_PLUGIN
+from cpupool.core.properties import NO_PROPERTIES
 from cpupool.runtime.nri.connection import Connection
 from cpupool.runtime.nri.containers import Containers, KnownContainer
 from cpupool.runtime.nri.messages import (
@@ -120,7 +121,7 @@ class NRIRuntime:
         self._synchronized = False
         self.may_lock_up, self.launched = True, launch is not None
         self._requests: dict[int, _Request] = {}
-        self._expected: dict[ContainerID, CPUSet] = {}
+        self._expected: dict[ContainerID, Update] = {}
 
     @contextmanager
     def attached(self) -> Iterator[None]:
@@ -252,7 +253,17 @@ class NRIRuntime:
 
     def expects(self, message: UpdateContainer) -> bool:
         """Return whether an update is the one that cpupool makes over CRI."""
-        return self._expected.get(message.container.id) == message.asked.cpu_set
+        expected, asked = self._expected.get(message.container.id), message.asked
+        if expected is None:
+            return False
+        wanted = expected.properties
+        quota_us = wanted.bandwidth.quota_us if wanted.bandwidth else None
+        # The kubelet's own update has shares and a quota: it may come meanwhile.
+        return (expected.cpus, wanted.shares, quota_us) == (
+            asked.cpu_set,
+            asked.shares,
+            asked.quota_us or None,
+        )
 
     def awaits(self) -> bool:
         """Return whether a request of the runtime waits for its answer, after the present turn."""
@@ -298,14 +309,16 @@ class NRIRuntime:
         self._change(update, str(properties))
 
     @contextmanager
-    def expecting(self, container: ContainerID, cpus: CPUSet) -> Iterator[None]:
+    def expecting(
+        self, container: ContainerID, cpus: CPUSet, properties: Properties = NO_PROPERTIES
+    ) -> Iterator[None]:
         """Let a change that cpupool makes over CRI meanwhile pass, as the port says."""
         with self._changed:
             # The runtime would wait for the same lock.
             if self.awaits():
                 what = f"CPUs {cpus}" if cpus else "its properties"
                 raise RuntimeBusy(container, what, _WAITS_ITSELF)
-            self._expected[container] = cpus
+            self._expected[container] = Update(container, cpus, properties)
         try:
             yield
             with self._changed:
