@@ -31,6 +31,7 @@ from cpupool.runtime.nri.messages import (
     Started,
     Synchronize,
     Update,
+    UpdateContainer,
     Updated,
 )
 from cpupool.runtime.nri.session import NO_MEMORY, MemoryOf, Session
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
         CreateContainer,
         Message,
         StartContainer,
-        UpdateContainer,
     )
 
 _INDEX: Final = "50"
@@ -225,12 +225,13 @@ class NRIRuntime:
                 started=adjustment is None,
             )
 
-    def refuse(self, message: CreateContainer | StartContainer, why: str) -> None:
-        """Let the runtime fail to create or start a container; the kubelet shows why, and retries.
+    def refuse(self, message: CreateContainer | StartContainer | UpdateContainer, why: str) -> None:
+        """Let the runtime fail to do what it asks; the kubelet shows why, and tries again.
 
         CRI-O starts a container nevertheless.
         """
-        self.containers.delayed.discard(message.container.id)
+        if not isinstance(message, UpdateContainer):
+            self.containers.delayed.discard(message.container.id)
         self._attachment()[0].refuse(message.call, why)
 
     def delay_start(self, message: StartContainer) -> None:
@@ -242,10 +243,19 @@ class NRIRuntime:
         self.containers.delayed.discard(message.container.id)
         self._attachment()[0].answer_start(message.call)
 
-    def answer_update(self, message: UpdateContainer, update: Update | None) -> None:
-        """Let the runtime go on with an update of a container, changed if `update` says so."""
+    def answer_update(
+        self, message: UpdateContainer, update: Update | None, others: Iterable[Update] = ()
+    ) -> None:
+        """Let the runtime go on with an update of a container, and change others before.
+
+        Args:
+            message: the runtime's request.
+            update: the values of this container; None leaves them as they are asked for.
+            others: changes of other containers: a runtime makes changes in their order.
+        """
         container = message.container
-        self._attachment()[0].answer_update(message.call, [update] if update else [])
+        own = [update] if update else []
+        self._attachment()[0].answer_update(message.call, [*others, *own])
         if update and container.key is not None:
             self.containers[container.id] = KnownContainer(
                 container.key, update.cpus, started=not self.starting(container.id)
