@@ -33,10 +33,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cpupool.api import nri_pb2
-    from cpupool.core.assignments import MemoryNodes
+    from cpupool.core.assignments import CPUAssignment, MemoryNodes
     from cpupool.core.cgroups import FoundContainer
     from cpupool.core.events import EventSink
-    from cpupool.core.workloads import Pod
+    from cpupool.core.mounts import Mount
+    from cpupool.core.workloads import ContainerRef, Pod
     from cpupool.manager.resolve import Snapshot
     from cpupool.runtime.nri.connection import Launch
 
@@ -77,6 +78,7 @@ def plugin_on(
     metrics: Metrics | None = None,
     health: Health | None = None,
     wait: ConnectionWait | None = None,
+    folder: Callable[[ContainerRef, CPUAssignment], Mount | None] = lambda _ref, _has: None,
     now_s: Callable[[], float] = time.monotonic,
 ) -> NRIPlugin:
     """Make an agent's plugin of the runtime behind a socket."""
@@ -99,12 +101,14 @@ def plugin_on(
         forget=manager.forget_containers,
         events=told.events,
         metrics=told.metrics,
+        folder=folder,
     )
     conversation = Conversation(
         manager,
         runtime,
         Obstacles(runtime, ready=ready, found=found),
         answers,
+        resize=manager.resize,
         look=look,
         metrics=told.metrics,
         decided=decided,
@@ -137,6 +141,8 @@ class Agent:
     """The pods whose choices were recorded, each time."""
     memory: dict[str, MemoryNodes] = field(default_factory=dict)
     """Pod → the memory nodes of its containers."""
+    folder: Callable[[ContainerRef, CPUAssignment], Mount | None] = lambda _ref, _has: None
+    """Gives a container the folder that tells it of changes of its CPUs."""
     looked: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
 
     def __post_init__(self) -> None:
@@ -176,6 +182,7 @@ class Agent:
             metrics=self.metrics,
             health=self.health,
             wait=self.wait,
+            folder=self._folder,
             now_s=self._now_s,
         )
 
@@ -184,6 +191,9 @@ class Agent:
         now = self.manager.snapshot()
         self.recorded.append(sorted(now.resolution.view.chosen))
         return now._replace(resolution=having(now.resolution, self.memory))
+
+    def _folder(self, ref: ContainerRef, has: CPUAssignment) -> Mount | None:
+        return self.folder(ref, has)
 
     def _now_s(self) -> float:
         return 0.0 if self.patient else self.clock()

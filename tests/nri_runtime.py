@@ -216,12 +216,15 @@ class Plugin:
         cpus: str = "",
         quota_us: int | None = None,
         period_us: int = 100_000,
+        shares: int | None = None,
     ) -> nri_pb2.UpdateContainerResponse:
         """Change a container's resources; what is empty or None is left out."""
         request = nri_pb2.UpdateContainerRequest(
             pod=container.pod.message(), container=container.message()
         )
         set_cpu(request.linux_resources.cpu, cpus, quota_us, period_us)
+        if shares is not None:
+            request.linux_resources.cpu.shares.value = shares
         return self.ask("UpdateContainer", request, nri_pb2.UpdateContainerResponse).result(
             DEADLINE_S
         )

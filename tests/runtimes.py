@@ -14,6 +14,7 @@ from cpupool.core.errors import (
     RuntimeRefused,
     RuntimeSilent,
 )
+from cpupool.core.properties import NO_PROPERTIES
 from cpupool.core.workloads import ContainerID, RuntimeContainer
 from cpupool.enforce.writer_choice import Writers
 from tests import builders
@@ -108,7 +109,10 @@ class ModelRuntime:
         self.adjusted(container, properties)
 
     @contextmanager
-    def expecting(self, container: ContainerID, cpus: CPUSet) -> Iterator[None]:
+    def expecting(
+        self, container: ContainerID, cpus: CPUSet, properties: Properties = NO_PROPERTIES
+    ) -> Iterator[None]:
+        del properties
         if self.busy:
             raise RuntimeBusy(container, str(cpus), "it is busy")
         self.expected[container] = str(cpus)

@@ -214,6 +214,7 @@ class Enforcement:
             nri,
             Obstacles(nri, ready=ready, found=self._tree.containers),
             answers,
+            resize=self._manager.resize,
             look=self._look,
             metrics=telemetry.metrics,
             decided=self._record.decided,

@@ -74,6 +74,7 @@ _CONFINED: Final = {
 }
 """Cause → the Event's reason, and the remedy. A misfit has those of its refusal."""
 RELEASED: Final = "CPUContainerReleased"
+RESIZE_REFUSED: Final = "CPUResizeRefused"
 OCCUPIED: Final = "CPUOccupied"
 OCCUPIED_REMEDY: Final = (
     "look at the agent's log for the containers that stay on wrong CPUs, and at the container"

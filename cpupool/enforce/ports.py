@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
+from cpupool.core.properties import NO_PROPERTIES
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
@@ -85,12 +87,15 @@ class BatchingRuntime(ContainerRuntime, Protocol):
         """
         ...
 
-    def expecting(self, container: ContainerID, cpus: CPUSet) -> AbstractContextManager[None]:
+    def expecting(
+        self, container: ContainerID, cpus: CPUSet, properties: Properties = NO_PROPERTIES
+    ) -> AbstractContextManager[None]:
         """Accept, inside the context, a change that cpupool makes over CRI.
 
         Args:
             container: the changed container.
             cpus: its new CPUs; empty where they stay.
+            properties: its new properties. A change of another program may come meanwhile.
 
         Raises:
             RuntimeBusy: the agent may make the change in a moment.

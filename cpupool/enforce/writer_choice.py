@@ -22,7 +22,7 @@ from cpupool.core.errors import (
     RuntimeBusy,
     RuntimeUnreachable,
 )
-from cpupool.core.properties import Properties
+from cpupool.core.properties import NO_PROPERTIES, Properties
 from cpupool.telemetry import log as logs
 
 if TYPE_CHECKING:
@@ -232,7 +232,7 @@ class Writers:
             directly()
             return writer
         try:
-            with self._announced(writer, container, CPUSet()):
+            with self._announced(writer, container, CPUSet(), properties):
                 runtime.adjust(container, properties)
         except ContainerNotFound as error:
             raise CgroupNotFound(path) from error
@@ -272,11 +272,15 @@ class Writers:
         return self._answers_calls
 
     def _announced(
-        self, writer: Writer, container: ContainerID, cpus: CPUSet
+        self,
+        writer: Writer,
+        container: ContainerID,
+        cpus: CPUSet,
+        properties: Properties = NO_PROPERTIES,
     ) -> AbstractContextManager[None]:
         """Announce a call to the plugin: the runtime will ask the plugin about it."""
         if self._nri is not None and writer is Writer.CRI and self.asks():
-            return self._nri.expecting(container, cpus)
+            return self._nri.expecting(container, cpus, properties)
         return nullcontext()
 
 

@@ -139,6 +139,7 @@ class CPUManagerPolicy(ABC):
         sharers_stay: whether a pod without CPUs of its own moves no container of another pod: when
             it comes, changes its state or ends.
         beside_kubelet: whether the kubelet's static CPU manager may give out CPUs beside it.
+        resizes: whether a container that runs can get more or fewer CPUs of its own.
         instead_of_kubelet: the change that gives CPUs of the policy to pods of the kubelet's static
             CPU manager; empty for none.
     """
@@ -159,6 +160,7 @@ class CPUManagerPolicy(ABC):
     asks_plugins: ClassVar[bool] = False
     sharers_stay: ClassVar[bool] = False
     beside_kubelet: ClassVar[bool] = False
+    resizes: ClassVar[bool] = False
     instead_of_kubelet: ClassVar[str] = ""
 
     @property

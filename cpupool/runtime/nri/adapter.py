@@ -22,6 +22,7 @@ from cpupool.core.errors import (
     RuntimeSilent,
 )
 from cpupool.core.names import NRI_PLUGIN
+from cpupool.core.properties import NO_PROPERTIES
 from cpupool.runtime.nri.connection import Connection
 from cpupool.runtime.nri.containers import Containers, KnownContainer
 from cpupool.runtime.nri.messages import (
@@ -30,6 +31,7 @@ from cpupool.runtime.nri.messages import (
     Started,
     Synchronize,
     Update,
+    UpdateContainer,
     Updated,
 )
 from cpupool.runtime.nri.session import NO_MEMORY, MemoryOf, Session
@@ -47,7 +49,6 @@ if TYPE_CHECKING:
         CreateContainer,
         Message,
         StartContainer,
-        UpdateContainer,
     )
 
 _INDEX: Final = "50"
@@ -120,7 +121,7 @@ class NRIRuntime:
         self._synchronized = False
         self.may_lock_up, self.launched = True, launch is not None
         self._requests: dict[int, _Request] = {}
-        self._expected: dict[ContainerID, CPUSet] = {}
+        self._expected: dict[ContainerID, Update] = {}
 
     @contextmanager
     def attached(self) -> Iterator[None]:
@@ -224,12 +225,13 @@ class NRIRuntime:
                 started=adjustment is None,
             )
 
-    def refuse(self, message: CreateContainer | StartContainer, why: str) -> None:
-        """Let the runtime fail to create or start a container; the kubelet shows why, and retries.
+    def refuse(self, message: CreateContainer | StartContainer | UpdateContainer, why: str) -> None:
+        """Let the runtime fail to do what it asks; the kubelet shows why, and tries again.
 
         CRI-O starts a container nevertheless.
         """
-        self.containers.delayed.discard(message.container.id)
+        if not isinstance(message, UpdateContainer):
+            self.containers.delayed.discard(message.container.id)
         self._attachment()[0].refuse(message.call, why)
 
     def delay_start(self, message: StartContainer) -> None:
@@ -241,10 +243,19 @@ class NRIRuntime:
         self.containers.delayed.discard(message.container.id)
         self._attachment()[0].answer_start(message.call)
 
-    def answer_update(self, message: UpdateContainer, update: Update | None) -> None:
-        """Let the runtime go on with an update of a container, changed if `update` says so."""
+    def answer_update(
+        self, message: UpdateContainer, update: Update | None, others: Iterable[Update] = ()
+    ) -> None:
+        """Let the runtime go on with an update of a container, and change others before.
+
+        Args:
+            message: the runtime's request.
+            update: the values of this container; None leaves them as they are asked for.
+            others: changes of other containers: a runtime makes changes in their order.
+        """
         container = message.container
-        self._attachment()[0].answer_update(message.call, [update] if update else [])
+        own = [update] if update else []
+        self._attachment()[0].answer_update(message.call, [*others, *own])
         if update and container.key is not None:
             self.containers[container.id] = KnownContainer(
                 container.key, update.cpus, started=not self.starting(container.id)
@@ -252,7 +263,17 @@ class NRIRuntime:
 
     def expects(self, message: UpdateContainer) -> bool:
         """Return whether an update is the one that cpupool makes over CRI."""
-        return self._expected.get(message.container.id) == message.asked.cpu_set
+        expected, asked = self._expected.get(message.container.id), message.asked
+        if expected is None:
+            return False
+        wanted = expected.properties
+        quota_us = wanted.bandwidth.quota_us if wanted.bandwidth else None
+        # The kubelet's own update has shares and a quota: it may come meanwhile.
+        return (expected.cpus, wanted.shares, quota_us) == (
+            asked.cpu_set,
+            asked.shares,
+            asked.quota_us or None,
+        )
 
     def awaits(self) -> bool:
         """Return whether a request of the runtime waits for its answer, after the present turn."""
@@ -298,14 +319,16 @@ class NRIRuntime:
         self._change(update, str(properties))
 
     @contextmanager
-    def expecting(self, container: ContainerID, cpus: CPUSet) -> Iterator[None]:
+    def expecting(
+        self, container: ContainerID, cpus: CPUSet, properties: Properties = NO_PROPERTIES
+    ) -> Iterator[None]:
         """Let a change that cpupool makes over CRI meanwhile pass, as the port says."""
         with self._changed:
             # The runtime would wait for the same lock.
             if self.awaits():
                 what = f"CPUs {cpus}" if cpus else "its properties"
                 raise RuntimeBusy(container, what, _WAITS_ITSELF)
-            self._expected[container] = cpus
+            self._expected[container] = Update(container, cpus, properties)
         try:
             yield
             with self._changed:

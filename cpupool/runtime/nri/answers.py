@@ -23,7 +23,9 @@ from cpupool.telemetry import log as logs
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from cpupool.core.errors import PlacementError
     from cpupool.core.events import EventSink
+    from cpupool.core.mounts import Mount
     from cpupool.core.names import Names
     from cpupool.core.properties import Properties
     from cpupool.core.workloads import ContainerID
@@ -59,6 +61,8 @@ class Answers:
         forget: forgets containers that the runtime does not create.
         events: tells pods' owners that a container is held, or released.
         metrics: counts starts on occupied CPUs.
+        folder: returns the folder from which a new container learns how its own CPUs change; None
+            if it has none.
     """
 
     def __init__(
@@ -72,6 +76,7 @@ class Answers:
         forget: Callable[[Sequence[ContainerID]], None],
         events: EventSink,
         metrics: Metrics,
+        folder: Callable[[ContainerRef, CPUAssignment], Mount | None] = lambda _ref, _has: None,
     ) -> None:
         self._runtime = runtime
         self._names = names
@@ -82,7 +87,9 @@ class Answers:
         self._look_due = False
         self._events = events
         self._metrics = metrics
+        self._folder = folder
         self._refused_starts: dict[ContainerID, Obstacle] = {}
+        self._refused_resizes: dict[ContainerID, str] = {}
 
     def create(self, message: CreateContainer, obstacle: Obstacle | None, now: Snapshot) -> str:
         """Answer a creation, and return the outcome as a word."""
@@ -123,12 +130,9 @@ class Answers:
             {**annotations, **wanted.annotations(self._names)},
             memory,
             _properties(wanted, container.limits, container.cpu.quota_us, container.cpu.period_us),
+            self._mounts(container, wanted, now),
         )
-        updates: list[Update] = []
-        if wanted.exclusive:
-            # CRI-O does not create the container if it cannot move another; containerd logs that.
-            strict = self._missing_facts is MissingFacts.HOLD and not essential
-            updates += self.corrections(now, wanted.exclusive, ignore_failure=not strict)
+        updates = self._making_room(container, wanted.exclusive, now)
         self._runtime.answer_create(message, adjustment, updates)
         if wanted.exclusive:
             # What only cpupool moves, as sandboxes, leaves the CPUs before the container starts.
@@ -152,15 +156,22 @@ class Answers:
         self._runtime.refuse(message, why)
         return "held"
 
-    def update(self, message: UpdateContainer, now: Snapshot) -> str:
+    def update(self, message: UpdateContainer, now: Snapshot, had: CPUSet | None = None) -> str:
         """Keep a container on its CPUs, whatever an update by another program sets.
 
-        cpupool's own call passes unchanged: the container's CPUs may not be free yet.
+        cpupool's own call passes unchanged: the container's CPUs may not be free yet. With a
+        resize, others leave first the CPUs that the container gets.
+
+        Args:
+            message: the update.
+            now: where the container belongs.
+            had: its own CPUs before the resize that the update asks for; None for no resize.
 
         Returns:
             The outcome as a word.
         """
-        container, outcome, update = message.container, "unchanged", None
+        container, outcome, resized = message.container, "unchanged", had is not None
+        update, others = None, list[Update]()
         wanted = self._wanted(container.key, now)
         if wanted is not None and not self._runtime.expects(message):
             outcome = wanted.placement.value
@@ -172,9 +183,28 @@ class Answers:
                 asked.quota_us or has.quota_us,
                 asked.period_us or has.period_us,
             )
-            update = Update(container.id, wanted.cpus, properties)
-        self._runtime.answer_update(message, update)
+            update = Update(container.id, wanted.cpus, properties, ignore_failure=not resized)
+            if had is not None:
+                others = self._making_room(container, wanted.exclusive - had, now)
+        self._runtime.answer_update(message, update, others)
+        self._refused_resizes.pop(container.id, None)
+        # What only cpupool moves leaves the CPUs with the next sweep.
+        self._look_due |= resized
         return outcome
+
+    def refuse_resize(self, message: UpdateContainer, error: PlacementError, now: Snapshot) -> str:
+        """Refuse a resize: the container keeps all that it has. Return the outcome as a word."""
+        container = message.container
+        why = f"container {container.title} is not resized: {error}; the kubelet tries again"
+        self._runtime.refuse(message, why)
+        # The kubelet tries again and again.
+        if self._refused_resizes.get(container.id) != why:
+            self._refused_resizes[container.id] = why
+            log.warning("resize refused", reason=why)
+            pod = now.resolution.pods.get(container.key[0]) if container.key else None
+            if pod and not error.passes:
+                self._events.pod(pod, notices.RESIZE_REFUSED, why)
+        return "refused"
 
     def take_look(self) -> bool:
         """Return whether a sweep must look since this was asked last."""
@@ -190,18 +220,27 @@ class Answers:
     def ended(self, container: ContainerID) -> None:
         """Record the runtime's report that a container has ended."""
         self._refused_starts.pop(container, None)
+        self._refused_resizes.pop(container, None)
 
     def corrections(
-        self, now: Snapshot, near: CPUSet | None = None, *, ignore_failure: bool = True
+        self,
+        now: Snapshot,
+        near: CPUSet | None = None,
+        *,
+        without: ContainerID | None = None,
+        ignore_failure: bool = True,
     ) -> Iterator[Update]:
         """Move the containers that the runtime has on other CPUs than they belong on.
 
         Args:
             now: where they belong.
             near: only those that are on one of these CPUs; None for all.
+            without: a container that has its CPUs otherwise; None for none.
             ignore_failure: whether the runtime keeps a failure to itself.
         """
         for identifier, container in self._runtime.containers.items():
+            if identifier == without:
+                continue
             # The cpusetter has the containers that run and for which the runtime has no CPUs.
             if container.started and not container.cpus:
                 continue
@@ -212,6 +251,26 @@ class Answers:
                 container.cpus = wanted.cpus
                 container.moved |= not container.started
                 yield Update(identifier, wanted.cpus, ignore_failure=ignore_failure)
+
+    def _making_room(self, owner: NRIContainer, cpus: CPUSet, now: Snapshot) -> list[Update]:
+        """Move the other containers off CPUs that a container gets as its own."""
+        if not cpus:
+            return []
+        pod = now.resolution.pods.get(owner.key[0]) if owner.key else None
+        essential = pod is not None and pod.essential
+        # CRI-O refuses the owner's change if it cannot move another; containerd logs that.
+        strict = self._missing_facts is MissingFacts.HOLD and not essential
+        return list(self.corrections(now, cpus, without=owner.id, ignore_failure=not strict))
+
+    def _mounts(
+        self, container: NRIContainer, wanted: CPUAssignment, now: Snapshot
+    ) -> tuple[Mount, ...]:
+        """Return the folder that tells a container of changes of its CPUs, if they can change."""
+        known, owns = container.known, wanted.placement is Placement.POLICY and wanted.exclusive
+        if known is None or not owns or not now.facts.policy.kind.resizes:
+            return ()
+        mount = self._folder(ContainerRef(known.pod, known.name), wanted)
+        return () if mount is None else (mount,)
 
     def _without_kept(
         self, container: NRIContainer, wanted: CPUAssignment, now: Snapshot

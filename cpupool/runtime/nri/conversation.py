@@ -15,6 +15,9 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from cpupool.core.errors import PlacementError
+from cpupool.core.workloads import ContainerRef
+from cpupool.runtime.nri import resizing
 from cpupool.runtime.nri.messages import (
     Configured,
     CreateContainer,
@@ -82,6 +85,8 @@ class Conversation:
         runtime: the container runtime.
         obstacles: finds the reasons to hold a container.
         answers: answers for single containers.
+        resize: gives a container another number of its own CPUs; raises PlacementError, and
+            changes nothing, if that is not possible.
         look: asks for a sweep, which also asks the kubelet.
         metrics: counts requests.
         decided: returns the decisions, once their choices are recorded; None for no record.
@@ -95,6 +100,7 @@ class Conversation:
         obstacles: Obstacles,
         answers: Answers,
         *,
+        resize: Callable[[ContainerRef, int], None],
         look: Callable[[], None],
         metrics: Metrics,
         decided: Callable[[], Snapshot] | None = None,
@@ -104,6 +110,7 @@ class Conversation:
         self._runtime = runtime
         self._obstacles = obstacles
         self._answers = answers
+        self._resize = resize
         self._look = look
         self._metrics = metrics
         self._decided = decided or manager.snapshot
@@ -180,7 +187,7 @@ class Conversation:
             case Started():
                 self._answers.started(message.container)
             case UpdateContainer():
-                outcome = self._answers.update(message, self._decided())
+                outcome = self._update(message)
                 self._metrics.nri_answered("update", outcome, self._now_s() - came_s)
             case Ended():
                 self._end(message.id)
@@ -225,6 +232,22 @@ class Conversation:
         else:
             asked, outcome = "create", self._answers.create(message, obstacle, now)
         self._metrics.nri_answered(asked, outcome, self._now_s() - request.came_s)
+
+    def _update(self, message: UpdateContainer) -> str:
+        """Answer an update, which may ask for another number of own CPUs; return the outcome."""
+        known, before = message.container.known, self._decided()
+        if known is None or self._runtime.expects(message):
+            return self._answers.update(message, before)
+        try:
+            count = resizing.asked(message, before)
+            if count is not None:
+                self._resize(ContainerRef(known.pod, known.name), count)
+        except PlacementError as error:
+            return self._answers.refuse_resize(message, error, before)
+        if message.owns != known.owns:
+            self._manager.observe_containers([replace(known, owns=message.owns)])
+        had = None if count is None else before.assignment((known.pod, known.id)).exclusive
+        return self._answers.update(message, self._decided(), had)
 
     def _end(self, identifier: ContainerID) -> None:
         self._answers.ended(identifier)

@@ -84,7 +84,7 @@ class Obstacle:
 
     def holds(self, container: NRIContainer) -> str:
         """Return the text about a container that is not created."""
-        held = f"container {_name(container)} is held: {self.why}; the kubelet tries again"
+        held = f"container {container.title} is held: {self.why}; the kubelet tries again"
         setting = f"{CPU_MANAGER}.{ON_MISFIT}: share" if self.refusal else _RELEASE
         start = f"; {setting} would start it in the default pool" if self.settable else ""
         return f"{held}. If it stays so, {self.remedy}{start}"
@@ -92,18 +92,18 @@ class Obstacle:
     def releases(self, container: NRIContainer) -> str:
         """Return the text about a container that is created in the default pool."""
         return (
-            f"container {_name(container)} starts in the default pool: {self.why}; cpupool moves it"
+            f"container {container.title} starts in the default pool: {self.why}; cpupool moves it"
             f" when that changes. If it stays so, {self.remedy}"
         )
 
     def stops(self, container: NamedContainer) -> str:
         """Return the text about a container that is not started."""
-        stopped = f"container {_name(container)} is not started: {self.why}"
+        stopped = f"container {container.title} is not started: {self.why}"
         return f"{stopped}; the kubelet tries again. If it stays so, {self.remedy}"
 
     def allows(self, container: NamedContainer) -> str:
         """Return the text about a container that starts before others have left."""
-        return f"container {_name(container)} has started: {self.why}; {self.remedy}"
+        return f"container {container.title} has started: {self.why}; {self.remedy}"
 
 
 class Obstacles:
@@ -242,8 +242,3 @@ def _named(intruder: Intruder, resolution: Resolution) -> str:
     if pod is None:
         return intruder.path
     return f"{pod.namespace}/{pod.name}/{placed.container.name if placed else ''}"
-
-
-def _name(container: NamedContainer) -> str:
-    known = container.known
-    return f"{known.namespace}/{known.pod_name}/{known.name}" if known else container.id

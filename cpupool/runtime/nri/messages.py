@@ -16,6 +16,7 @@ from cpupool.core.properties import NO_PROPERTIES
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from cpupool.core.mounts import Mount
     from cpupool.core.properties import Properties
     from cpupool.core.workloads import ContainerID, RuntimeContainer
     from cpupool.manager.facts import ContainerKey
@@ -41,6 +42,7 @@ class CPUResources:
     cpus: str
     quota_us: int | None
     period_us: int | None
+    shares: int | None = None
 
     @property
     def cpu_set(self) -> CPUSet:
@@ -64,6 +66,12 @@ class NamedContainer:
     def key(self) -> ContainerKey | None:
         """The ids in its cgroup's path; None if the kubelet has not labelled it."""
         return None if self.known is None else (self.known.pod, self.id)
+
+    @property
+    def title(self) -> str:
+        """Its name in messages: namespace, pod and container; else its id."""
+        known = self.known
+        return f"{known.namespace}/{known.pod_name}/{known.name}" if known else self.id
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,11 +196,13 @@ class UpdateContainer:
         call: for `Session.answer_update`.
         container: its values before the change.
         asked: the wanted values.
+        owns: how many CPUs of its own it asks for with the change, as `RuntimeContainer.owns`.
     """
 
     call: int
     container: NRIContainer
     asked: CPUResources
+    owns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,6 +284,7 @@ class Adjustment:
         annotations: annotations to set; the runtime shows them as the container's own.
         memory: the NUMA nodes of its memory; an empty set changes nothing.
         properties: its other properties.
+        mounts: files and folders of the node to mount.
     """
 
     cpus: CPUSet
@@ -281,6 +292,7 @@ class Adjustment:
     annotations: Mapping[str, str] = field(default_factory=dict)
     memory: CPUSet = field(default_factory=CPUSet)
     properties: Properties = NO_PROPERTIES
+    mounts: tuple[Mount, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

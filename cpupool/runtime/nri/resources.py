@@ -5,7 +5,7 @@ Source: github.com/containerd/nri, pkg/api/api.proto.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from cpupool.api import nri_pb2
 from cpupool.core.properties import Properties
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from cpupool.core.workloads import ContainerID
     from cpupool.runtime.nri.messages import Adjustment, Update
 
+_READ_ONLY: Final = ("rbind", "rprivate", "ro")
+"""The options of a mount that the kubelet asks for as read-only, as runtimes write them."""
+
 
 def read_cpu(cpu: nri_pb2.LinuxCPU) -> CPUResources:
     """Read the CPU resources of a container, or of a change."""
@@ -25,6 +28,7 @@ def read_cpu(cpu: nri_pb2.LinuxCPU) -> CPUResources:
         cpu.cpus,
         cpu.quota.value if cpu.HasField("quota") else None,
         cpu.period.value if cpu.HasField("period") else None,
+        cpu.shares.value or None,
     )
 
 
@@ -38,6 +42,13 @@ def write_adjustment(adjustment: Adjustment) -> nri_pb2.ContainerAdjustment:
     written = nri_pb2.ContainerAdjustment(annotations=adjustment.annotations)
     for name, value in adjustment.environment.items():
         written.env.add(key=name, value=value)
+    for mount in adjustment.mounts:
+        written.mounts.add(
+            destination=mount.container_path,
+            type="bind",
+            source=mount.host_path,
+            options=_READ_ONLY,
+        )
     resources = _resources(adjustment.cpus, adjustment.properties)
     if adjustment.memory:
         resources.cpu.mems = str(adjustment.memory)

@@ -29,6 +29,7 @@ Source: github.com/containerd/nri, pkg/api/api.proto, pkg/adaptation, pkg/stub.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import IntEnum
 from functools import partial
 from types import MappingProxyType
@@ -106,6 +107,7 @@ _API: Final = "api"
 _GUARANTEED_OOM_SCORE_ADJ: Final = -997
 _OTHER_CLASSES: Final = ("burstable", "besteffort")
 _SHARES_PER_CPU: Final = 1024
+_MOST_SHARES: Final = 256 * _SHARES_PER_CPU
 
 
 class _Code(IntEnum):
@@ -366,8 +368,9 @@ class Session:
     def _update(self, call: int, request: ttrpc_pb2.Request) -> Message:
         body = nri_pb2.UpdateContainerRequest.FromString(request.payload)
         self._owed[call] = UpdateContainer
-        container = self._read(body.pod, body.container)
-        return UpdateContainer(call, container, read_cpu(body.linux_resources.cpu))
+        container, asked = self._read(body.pod, body.container), body.linux_resources.cpu
+        owns = _owns(body.pod, body.container, asked if asked.shares.value else None)
+        return UpdateContainer(call, container, read_cpu(asked), owns)
 
     def _state_change(self, call: int, request: ttrpc_pb2.Request) -> Message | None:
         body = nri_pb2.StateChangeEvent.FromString(request.payload)
@@ -423,15 +426,17 @@ def _sandbox(pod: nri_pb2.PodSandbox) -> RuntimeContainer | None:
 
 
 def _container(pod: nri_pb2.PodSandbox, container: nri_pb2.Container, names: Names) -> NRIContainer:
+    known = _known(pod, container, names)
+    static = pod.annotations.get(_CONFIG_SOURCE, _API) != _API
     return NRIContainer(
         ContainerID(container.id),
-        _known(pod, container, names),
+        known,
         read_cpu(container.linux.resources.cpu),
         dict(variable.split("=", 1) for variable in container.env if "=" in variable),
         _STATES.get(container.state, ContainerState.UNKNOWN),
-        _whole_cpus(pod, container),
+        0 if static or known is None else known.owns or 0,
         may_own(pod.labels, pod.annotations),
-        static=pod.annotations.get(_CONFIG_SOURCE, _API) != _API,
+        static=static,
         limits=read_limits(container.linux.resources.memory),
     )
 
@@ -448,6 +453,7 @@ def _known(
     known = _labelled(pod, container, allocated(annotations, pod.annotations, names))
     if known is None:
         return None
+    known = replace(known, owns=_owns(pod, container))
     listed = container.linux.resources.cpu.cpus
     return remembering(known, annotations, pod.annotations, listed, names)
 
@@ -465,20 +471,34 @@ def _labelled(
     return known if known is not None and known.name else None
 
 
-def _whole_cpus(pod: nri_pb2.PodSandbox, container: nri_pb2.Container) -> int:
-    """Return how many CPUs of its own a container may ask for, by the kubelet's numbers alone.
+def _owns(
+    pod: nri_pb2.PodSandbox, container: nri_pb2.Container, changed: nri_pb2.LinuxCPU | None = None
+) -> int | None:
+    """Return how many CPUs of its own a container asks for, by the kubelet's numbers alone.
 
     The kubelet writes 1024 shares for each requested CPU, and a score of -997 and a cgroup parent
-    without the name of another QoS class for a Guaranteed pod. Sources: kubernetes
+    without the name of another QoS class for a Guaranteed pod. More than the most shares it cannot
+    write: then only the quota has the number, until an agent lifts it. Sources: kubernetes
     pkg/kubelet/cm/helpers_linux.go (MilliCPUToShares) and pkg/kubelet/qos/policy.go.
+
+    Args:
+        pod: its pod.
+        container: the container.
+        changed: the numbers that it gets; None for those that it has.
+
+    Returns:
+        The number; 0 for no whole number, None where the numbers do not say.
     """
-    parent, linux = pod.linux.cgroup_parent, container.linux
+    parent, cpu = pod.linux.cgroup_parent, changed or container.linux.resources.cpu
     guaranteed = parent and not any(name in parent for name in _OTHER_CLASSES)
-    if not guaranteed or linux.oom_score_adj.value != _GUARANTEED_OOM_SCORE_ADJ:
-        return 0
-    if pod.annotations.get(_CONFIG_SOURCE, _API) != _API:
-        return 0
-    cpus, rest = divmod(linux.resources.cpu.shares.value, _SHARES_PER_CPU)
+    if not guaranteed or container.linux.oom_score_adj.value != _GUARANTEED_OOM_SCORE_ADJ:
+        return None
+    parts, per_cpu = cpu.shares.value, _SHARES_PER_CPU
+    if parts == _MOST_SHARES:
+        parts, per_cpu = max(0, cpu.quota.value), cpu.period.value
+    if not (parts and per_cpu):
+        return None
+    cpus, rest = divmod(parts, per_cpu)
     return 0 if rest else cpus
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from cpupool.api import nri_pb2
@@ -256,6 +258,117 @@ class TestChosenCPUs:
 
     def test_of_a_pod_that_is_not_named_they_do_not_count(self, session: Session) -> None:
         assert self.chosen(session, Container(POD, "c1", cpus="2-3", chosen="2-3")) == ""
+
+
+PARENT = "kubepods.slice/kubepods-pod1.slice"
+BURSTABLE = "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1.slice"
+MOST = 262_144
+"""The most shares that the kubelet writes."""
+
+
+class TestOwnCPUs:
+    """How many CPUs of its own a container asks for, by what the kubelet tells the runtime."""
+
+    def owning(self, shares: int, parent: str = PARENT, **fields: object) -> Container:
+        container = Container(Pod(cgroup_parent=parent), "c1", shares=shares, oom_score_adj=-997)
+        return replace(container, **fields)  # type: ignore[arg-type]
+
+    def seen(self, session: Session, container: Container) -> NRIContainer:
+        [message] = session.receive(
+            request(
+                "CreateContainer",
+                nri_pb2.CreateContainerRequest(
+                    pod=container.pod.message(), container=container.message()
+                ),
+            )
+        )
+        assert isinstance(message, CreateContainer)
+        return message.container
+
+    def told(self, session: Session, container: Container) -> int | None:
+        known = self.seen(session, container).known
+        assert known is not None
+        return known.owns
+
+    @pytest.mark.parametrize(
+        ("shares", "owns"),
+        [(0, None), (2, 0), (1024, 1), (2048, 2), (2560, 0), (255 * 1024, 255)],
+    )
+    def test_the_kubelet_writes_1024_shares_for_each(
+        self, session: Session, shares: int, owns: int | None
+    ) -> None:
+        assert self.told(session, self.owning(shares)) == owns
+
+    @pytest.mark.parametrize(
+        ("quota_us", "owns"),
+        [
+            pytest.param(25_600_000, 256, id="256 CPUs"),
+            pytest.param(30_000_000, 300, id="more CPUs"),
+            pytest.param(30_050_000, 0, id="no whole number"),
+            pytest.param(-1, None, id="a quota that is lifted"),
+            pytest.param(None, None, id="no quota"),
+        ],
+    )
+    def test_the_quota_counts_where_it_cannot_write_more(
+        self, session: Session, quota_us: int | None, owns: int | None
+    ) -> None:
+        assert self.told(session, self.owning(MOST, quota_us=quota_us)) == owns
+
+    @pytest.mark.parametrize(
+        "other",
+        [
+            {"parent": ""},
+            {"parent": BURSTABLE},
+            {"parent": BURSTABLE.replace("burstable", "besteffort")},
+            {"oom_score_adj": 2},
+        ],
+    )
+    def test_only_a_guaranteed_pod_has_such(
+        self, session: Session, other: dict[str, object]
+    ) -> None:
+        assert self.told(session, self.owning(2048, **other)) is None  # type: ignore[arg-type]
+
+    def test_a_static_pod_has_them_and_is_not_waited_for(self, session: Session) -> None:
+        pod = Pod(cgroup_parent=PARENT, annotations={"kubernetes.io/config.source": "file"})
+        container = self.seen(session, self.owning(2048, pod=pod))
+        assert container.known is not None
+        assert (container.known.owns, container.whole_cpus) == (2, 0)
+
+    def test_synchronize_tells_it_too(self, session: Session) -> None:
+        container = self.owning(2048)
+        named = nri_pb2.SynchronizeRequest(
+            pods=[container.pod.message()], containers=[container.message()]
+        )
+        [message] = session.receive(request("Synchronize", named))
+        assert isinstance(message, Synchronize)
+        assert [one.known.owns for one in message.containers if one.known] == [2]
+
+    @pytest.mark.parametrize(
+        ("asked", "owns"),
+        [
+            pytest.param(nri_pb2.LinuxCPU(), 2, id="nothing"),
+            pytest.param(nri_pb2.LinuxCPU(shares=nri_pb2.OptionalUInt64()), 2, id="zero"),
+            pytest.param(
+                nri_pb2.LinuxCPU(quota=nri_pb2.OptionalInt64(value=400_000)), 2, id="a quota"
+            ),
+            pytest.param(nri_pb2.LinuxCPU(shares=nri_pb2.OptionalUInt64(value=4096)), 4, id="4"),
+            pytest.param(
+                nri_pb2.LinuxCPU(shares=nri_pb2.OptionalUInt64(value=1536)), 0, id="no whole one"
+            ),
+        ],
+    )
+    def test_an_update_tells_what_the_container_asks_for_then(
+        self, session: Session, asked: nri_pb2.LinuxCPU, owns: int
+    ) -> None:
+        container = self.owning(2048)
+        resize = nri_pb2.UpdateContainerRequest(
+            pod=container.pod.message(), container=container.message()
+        )
+        resize.linux_resources.cpu.CopyFrom(asked)
+        [message] = session.receive(request("UpdateContainer", resize))
+        assert isinstance(message, UpdateContainer)
+        assert message.container.known is not None
+        assert (message.container.known.owns, message.owns) == (2, owns)
 
 
 class TestUpdateContainer:

@@ -1,0 +1,47 @@
+"""The resize that an update asks for: the kubelet changes the request of a running container.
+
+The number of CPUs in the update counts, and not the pod: its spec has what its author wishes, and
+the kubelet may not have granted that.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cpupool.core.errors import PlacementError
+from cpupool.core.grants import Source
+
+if TYPE_CHECKING:
+    from cpupool.manager.resolve import Snapshot
+    from cpupool.runtime.nri.messages import UpdateContainer
+
+
+class OwnersUnknown(PlacementError):
+    """A resize before the agent knows which CPUs have an owner."""
+
+    passes = True
+
+    def __init__(self) -> None:
+        what = "the agent does not know the owners of CPUs yet"
+        super().__init__(what, what)
+
+
+def asked(message: UpdateContainer, now: Snapshot) -> int | None:
+    """Return how many CPUs of its own a container is to have now; None if the number stays.
+
+    It is 0 if the update asks for no whole number.
+
+    Raises:
+        OwnersUnknown: the container may own CPUs.
+    """
+    known, count, facts = message.container.known, message.owns, now.facts
+    if known is None or count is None or not facts.policy.kind.resizes:
+        return None
+    if not facts.recovered:
+        if count != known.owns:
+            raise OwnersUnknown
+        return None
+    grant = now.resolution.view.chosen.get(known.pod)
+    if grant is None or grant.source is not Source.POLICY or known.name not in grant.parts:
+        return None
+    return count if count != len(grant.parts[known.name]) else None
