@@ -41,7 +41,7 @@ ELSEWHERE = {
     "tests/unit/config/test_kubelet_config.py": {"config/kubelet_settings"},
     "tests/unit/host": {"host/cgroup_files", "host/root"},
     "tests/unit/host/test_cgroupfs.py": {"core/cgroups"},
-    "tests/unit/host/test_mounts.py": {"core/mounts"},
+    "tests/unit/host/test_mounts.py": {"core/mounts", "host/mounted_files"},
     "tests/unit/webhook/https/server": {"webhook/https/application"},
     "tests/unit/kube": {"kube/fields", "kube/manifest_text", "kube/templates"},
     "tests/unit/local": {
