@@ -64,6 +64,7 @@ ELSEWHERE = {
     "tests/unit/agent/cpusetter": {"enforce/announcer", "enforce/directories"},
     "tests/unit/qrm/test_resource_manager.py": {"qrm/plugin_worker"},
     "tests/unit/qrm/test_plugin_reports.py": {"qrm/plugin_metrics"},
+    "tests/unit/agent/test_own_cpus_keeper.py": {"manager/resizing"},
     "tests/unit/agent/test_pod_failer.py": {"agent/pod_writer"},
     "tests/unit/runtime/nri/holding": {"enforce/intruders"},
     "tests/unit/runtime/nri/plugin": {"runtime/nri/containers", "runtime/nri/conversation"},
