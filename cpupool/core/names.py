@@ -236,6 +236,10 @@ def is_reserved_variable(name: str) -> bool:
     return own and name != START_TIMEOUT
 
 
+OWN_FOLDER: Final = "/run/cpupool/self"
+"""The folder in which a container finds the current CPUs of its own. No pool has this name."""
+
+
 def shared_pool_folder(pool: str) -> str:
     """Return the folder in which a container finds the current CPUs of a shared pool."""
     return f"/run/cpupool/{pool}"

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from cpupool.core.assignments import Placement
-from cpupool.core.cpuset import CPUSet
-from cpupool.core.workloads import ContainerID, ContainerRef
+from cpupool.core.workloads import ContainerID
 from cpupool.enforce import notices
 from cpupool.enforce.repair import Keeper
+from cpupool.manager import resizing
 from cpupool.manager.readiness import POOL_FILE
 
 if TYPE_CHECKING:
@@ -201,14 +201,7 @@ class Sweep:
         resolution = self._mover.current()
         if not any(grant.leaving for grant in resolution.view.chosen.values()):
             return
-        runs: dict[ContainerRef, CPUSet] = {}
-        for container in found:
-            placed = resolution.containers.get((container.pod, ContainerID(container.id)))
-            if placed is not None:
-                ref = ContainerRef(container.pod, placed.container.name)
-                cpus = CPUSet.parse_or_empty(container.cpus)
-                runs[ref] = runs.get(ref, CPUSet()) | cpus
-        if self._manager.settle(runs):
+        if self._manager.settle(resizing.runs_on(resolution, found)):
             # Containers that wait for the CPUs can have them now.
             self._reread_at(self._now_s())
 

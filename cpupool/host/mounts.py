@@ -11,9 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import shutil
-import stat
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -23,13 +21,13 @@ from cpupool.core.errors import CPUPoolError, HostFileError
 from cpupool.core.mounts import Mount
 from cpupool.core.names import STARTER, shared_pool_folder
 from cpupool.core.pools import PoolKind
-from cpupool.host import files
+from cpupool.host import mounted_files
+from cpupool.host.mounted_files import PROGRAM, MountedFiles
 from cpupool.telemetry import log as logs
-from cpupool.telemetry.failures import Failures
 from cpupool.version import VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Mapping
     from pathlib import Path
 
     from cpupool.core.events import EventSink
@@ -45,13 +43,6 @@ The kubelet writes the checkpoint after Allocate's answer, and this agent may ha
 
 _STARTER_FILE: Final = "process-starter"
 _ELF: Final = b"\x7fELF"
-_PROGRAM, _TEXT, _FOLDER = 0o755, 0o644, 0o755
-_LABEL_TYPE: Final = "container_ro_file_t"
-_LABEL: Final = f"system_u:object_r:{_LABEL_TYPE}:s0".encode()
-"""Every container may read and execute such a file, and none may write it (container-selinux's
-policy). The label has no categories: those of the agent would exclude other containers."""
-_SELINUX: Final = "security.selinux"
-_GENERATION: Final = re.compile(rb'"generation": ([0-9]{1,18}),')
 
 
 class Mounts:
@@ -84,15 +75,11 @@ class Mounts:
         self._root = root
         self._source = starter
         self._mounted = mounted
-        self._events = events
+        self._files = MountedFiles(root, (root.starters, root.pool_folders), events)
         self._now_s = now_s
-        # The folder exists where the kernel has SELinux on, also in a container, which does not see
-        # the file system that the host mounts there.
-        self._selinux = (root.sysfs / "fs/selinux").is_dir()
         self._starter: Path | None = None
         self._announced: set[str] = set()
         self._spare_since: dict[Path, float] = {}
-        self._failures = Failures()
 
     def provide(self, shared: Mapping[str, CPUSet] | None, announced: Collection[str] = ()) -> None:
         """Install the starter, write each shared pool's CPUs, and remove unused files.
@@ -106,7 +93,7 @@ class Mounts:
                 grows as soon as the file can be written, in this call or a later call.
         """
         self._announced.update(announced)
-        self._attempt("process starter", self._install)
+        self._files.attempt("process starter", self._install)
         if shared is not None:
             self._show_all(shared)
         self.provided = shared or {}
@@ -114,7 +101,7 @@ class Mounts:
     @property
     def failing(self) -> bool:
         """Whether the last `provide` could not make everything right."""
-        return bool(self._failures)
+        return self._files.failing
 
     def of(self, pool: Pool) -> tuple[Mount, ...]:
         """Return the mounts for a container of a pool: only existing files and folders.
@@ -131,20 +118,20 @@ class Mounts:
         return tuple(found)
 
     def _show_all(self, shared: Mapping[str, CPUSet]) -> None:
-        gone = (folder.name for folder in _folders(self._root.pool_folders))
+        gone = (folder.name for folder in mounted_files.folders(self._root.pool_folders))
         for pool, cpus in {**dict.fromkeys(gone, CPUSet()), **shared}.items():
-            self._attempt(f"files of pool {pool}", partial(self._show, pool, cpus))
+            self._files.attempt(f"files of pool {pool}", partial(self._show, pool, cpus))
         kept = {self._root.pool_folders / pool for pool in shared}
         if self._starter is not None:
             kept.add(self._starter.parent)
-        self._attempt("files that no pod has", partial(self._remove_spare, kept))
+        self._files.attempt("files that no pod has", partial(self._remove_spare, kept))
 
     def _install(self) -> None:
         if self._source is None:
             return
         if self._starter is None or not self._starter.is_file():
             self._starter = self._copy(self._source)
-        self._open_to_all(self._starter, _PROGRAM)
+        self._files.open_to_all(self._starter, PROGRAM)
         if not os.access(self._starter, os.X_OK):
             raise HostFileError(
                 self._root.on_host(self._starter),
@@ -158,59 +145,33 @@ class Mounts:
             raise HostFileError(str(source), "is no program", "build the image again")
         version = f"{VERSION}-{hashlib.sha256(program).hexdigest()[:12]}"
         path = self._root.starters / version / _STARTER_FILE
-        self._make(path.parent)
+        self._files.make(path.parent)
         if path.is_dir():
             # containerd and CRI-O make a folder where the source of a mount is missing.
             path.rmdir()
-        self._put(path, program, _PROGRAM)
+        self._files.put(path, program, PROGRAM)
         return path
 
     def _show(self, pool: str, cpus: CPUSet) -> None:
         folder = self._root.pool_folders / pool
-        self._make(folder)
+        self._files.make(folder)
         # First the file that containers wait for at their start: the disk may be full after it.
-        self._put(folder / "cpus", f"{cpus}\n".encode(), _TEXT)
+        self._files.put(folder / "cpus", f"{cpus}\n".encode())
         path = folder / "cpus.json"
-        before = _content(path)
-        generation = _generation(before or b"")
+        before = mounted_files.read(path)
+        generation = mounted_files.generation(before)
         if pool in self._announced or before != _pool_document(pool, cpus, generation):
             generation += 1
-        self._put(path, _pool_document(pool, cpus, generation), _TEXT)
+        self._files.put(path, _pool_document(pool, cpus, generation))
         self._announced.discard(pool)
-
-    def _make(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._open_to_all(folder, _FOLDER)
-
-    def _put(self, path: Path, content: bytes, mode: int) -> None:
-        """Write a file, unless it has this content already."""
-        if _content(path) == content:
-            self._open_to_all(path, mode)
-        else:
-            files.write_atomically(path, content, lambda fresh: self._open_to_all(fresh, mode))
-
-    def _open_to_all(self, path: Path, mode: int) -> None:
-        """Make a path readable for containers of any user, whatever the agent's umask."""
-        if stat.S_IMODE(path.stat().st_mode) != mode:
-            path.chmod(mode)
-        if not self._selinux:
-            return
-        try:
-            if os.getxattr(path, _SELINUX).rstrip(b"\0") != _LABEL:
-                os.setxattr(path, _SELINUX, _LABEL)
-        except OSError as error:
-            state = self._root.on_host(self._root.state)
-            self._complain(
-                "SELinux label",
-                f"{error.strerror}; containers cannot read what they get mounted: run"
-                f" chcon -R -t {_LABEL_TYPE} -l s0 {state}/starter {state}/pools",
-            )
 
     def _remove_spare(self, kept: Collection[Path]) -> None:
         now_s = self._now_s()
-        folders = (*_folders(self._root.starters), *_folders(self._root.pool_folders))
         since = {
-            folder: self._spare_since.get(folder, now_s) for folder in folders if folder not in kept
+            folder: self._spare_since.get(folder, now_s)
+            for parent in (self._root.starters, self._root.pool_folders)
+            for folder in mounted_files.folders(parent)
+            if folder not in kept
         }
         due = [folder for folder, since_s in since.items() if now_s - since_s >= SPARE_S]
         # The checkpoint is long: the agent reads it again only after the same time.
@@ -227,38 +188,7 @@ class Mounts:
                 shutil.rmtree(folder)
                 log.info("files that no pod has removed", path=folder)
 
-    def _attempt(self, what: str, work: Callable[[], None]) -> None:
-        try:
-            work()
-        except (OSError, CPUPoolError) as error:
-            self._complain(what, str(error))
-        else:
-            self._failures.ends(what)
-
-    def _complain(self, what: str, why: str) -> None:
-        if self._failures.begins(why, what):
-            log.warning("containers' files are not as they should be", what=what, reason=why)
-            self._events.node("CPUPoolFilesFailed", f"{what}: {why}")
-
-
-def _folders(parent: Path) -> Iterator[Path]:
-    if parent.is_dir():
-        yield from (entry for entry in parent.iterdir() if entry.is_dir())
-
-
-def _content(path: Path) -> bytes | None:
-    try:
-        return path.read_bytes()
-    except OSError:
-        return None
-
 
 def _pool_document(pool: str, cpus: CPUSet, generation: int) -> bytes:
     shown = {"cpus": str(cpus), "generation": generation, "pool": pool}
     return f"{json.dumps(shown)}\n".encode()
-
-
-def _generation(shown: bytes) -> int:
-    """Read the generation in a pool's document; 0 where there is none."""
-    found = _GENERATION.search(shown)
-    return int(found[1]) if found else 0

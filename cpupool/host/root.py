@@ -137,6 +137,11 @@ class HostRoot:
         return self.state / "pools"
 
     @property
+    def own_folders(self) -> Path:
+        """A folder for each container whose own CPUs may change: mounted into this container."""
+        return self.state / "self"
+
+    @property
     def cri_sockets(self) -> tuple[Path, ...]:
         """The CRI sockets of the usual runtimes, in the order in which the agent tries them."""
         return (self.runtime / "containerd/containerd.sock", self.runtime / "crio/crio.sock")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, replace
+from enum import Enum
 from itertools import takewhile
 from typing import TYPE_CHECKING, Final
 
@@ -21,20 +22,21 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import DevicesUnnamed, NotEnoughCPUs, PlacementError
 from cpupool.core.grants import WHOLE_POD, Source
 from cpupool.core.names import POLICY_CPUS
-from cpupool.core.workloads import ContainerRef, CPUMoves, oldest_first
+from cpupool.core.workloads import ContainerID, ContainerRef, CPUMoves, oldest_first
 from cpupool.manager import aligning, choosing, guard, planning
 from cpupool.manager.choosing import CPUsAwaited
 from cpupool.policies.base import Ask, Operation
 from cpupool.policies.view import DEFAULT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
+    from cpupool.core.cgroups import FoundContainer
     from cpupool.core.grants import Grant, Grants
-    from cpupool.core.workloads import ContainerID, Pod, RuntimeContainer
+    from cpupool.core.workloads import Pod, RuntimeContainer
     from cpupool.manager.choosing import Admission
     from cpupool.manager.facts import NodeFacts
-    from cpupool.manager.resolve import Resolution
+    from cpupool.manager.resolve import Resolution, Snapshot
     from cpupool.policies.view import NodeView
 
 
@@ -238,32 +240,53 @@ def _unanswered(facts: NodeFacts, grants: Grants) -> Iterator[tuple[ContainerRef
                 yield ref, count
 
 
+class Reason(Enum):
+    """Why a container's own CPUs change; the word stands in the container's folder."""
+
+    GROW = "grow"
+    SHRINK = "shrink"
+    COMPACT = "compact"
+    """It gives CPUs back, and gets others for them."""
+    OFFLINE = "offline"
+    ONLINE = "online"
+    REPAIR = "repair"
+    """Another program has written its CPUs, and they are right again."""
+    POOL_EDIT = "pool-edit"
+    PLUGIN = "plugin"
+
+
 @dataclass(frozen=True, slots=True)
 class OwnCPUs:
-    """The CPUs of a container that a resize can change.
+    """The own CPUs of a container whose CPUs may change.
 
     Attributes:
-        assigned: those that it must have.
-        in_force: those on which it may run now; without CPUs that are offline.
-        baseline: those with which it began.
-        notice_s: how long before it must leave CPUs its application is told.
-        settled: whether the kernel has reported that it has left what it gave back.
+        assigned: the CPUs that it must have, offline CPUs included.
+        in_force: the online CPUs on which it may run now.
+        baseline: the CPUs that it got at its creation.
+        leaving: the CPUs that it gives back, offline CPUs included, while the notice lasts; else
+            empty.
+        notice_s: how long the container knows that CPUs leave before they are taken.
+        settled: whether the kernel has the CPUs in force.
+        cause: who changes its CPUs, where the CPUs alone do not tell: an admin or a plugin.
     """
 
     assigned: CPUSet
     in_force: CPUSet
     baseline: CPUSet
-    notice_s: int
+    leaving: CPUSet
+    notice_s: float
     settled: bool = True
-
-    @property
-    def leaving(self) -> CPUSet:
-        """The CPUs that it must leave when its notice ends."""
-        return self.in_force - self.assigned
+    cause: Reason | None = None
 
 
-def own_cpus(facts: NodeFacts, resolution: Resolution) -> Mapping[ContainerRef, OwnCPUs]:
-    """Return container → its CPUs, for each whose CPUs a resize can change."""
+def own_cpus(now: Snapshot, runs: Mapping[ContainerRef, CPUSet]) -> Mapping[ContainerRef, OwnCPUs]:
+    """Return the CPUs of the containers whose own CPUs a resize can change.
+
+    Args:
+        now: the facts and the decisions.
+        runs: container → the CPUs that its cgroup has, of those that run.
+    """
+    facts, resolution = now
     if not facts.policy.resizes:
         return {}
     most_s, online = facts.pools.cpu_manager.max_notice_s, resolution.online
@@ -272,12 +295,27 @@ def own_cpus(facts: NodeFacts, resolution: Resolution) -> Mapping[ContainerRef, 
         pod = resolution.pods.get(uid)
         notice_s = most_s if pod is None or pod.notice_s is None else min(pod.notice_s, most_s)
         for name in grant.parts if pod else ():
-            leaving = grant.leaving.get(name)
-            found[ContainerRef(uid, name)] = OwnCPUs(
+            ref, in_force = ContainerRef(uid, name), grant.in_force(name)
+            found[ref] = OwnCPUs(
                 grant.parts[name],
-                grant.in_force(name) & online,
+                in_force & online,
                 grant.baseline(name),
+                in_force - grant.parts[name],
                 notice_s,
-                settled=leaving is None or leaving.in_force,
+                settled=runs.get(ref, in_force) & online == in_force & online,
             )
     return found
+
+
+def runs_on(
+    resolution: Resolution, found: Iterable[FoundContainer]
+) -> Mapping[ContainerRef, CPUSet]:
+    """Return container → the CPUs that its cgroups have."""
+    runs: dict[ContainerRef, CPUSet] = {}
+    for container in found:
+        placed = resolution.containers.get((container.pod, ContainerID(container.id)))
+        if placed is not None:
+            ref = ContainerRef(container.pod, placed.container.name)
+            cpus = CPUSet.parse_or_empty(container.cpus)
+            runs[ref] = runs.get(ref, CPUSet()) | cpus
+    return runs

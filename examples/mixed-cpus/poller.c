@@ -62,7 +62,8 @@ static const char *only_folder(void) {
     DIR *pools = opendir(POOLS);
     int found = 0;
     for (struct dirent *one; pools != NULL && (one = readdir(pools)) != NULL;)
-        if (one->d_name[0] != '.' && ++found)
+        /* self is no pool: it has the container's own CPUs, where these may change. */
+        if (one->d_name[0] != '.' && strcmp(one->d_name, "self") != 0 && ++found)
             snprintf(folder, sizeof folder, "%s/%s", POOLS, one->d_name);
     if (found != 1)
         errx(1, "%s has %d pools; request one shared pool, or name a folder", POOLS, found);

@@ -41,7 +41,7 @@ ELSEWHERE = {
     "tests/unit/config/test_kubelet_config.py": {"config/kubelet_settings"},
     "tests/unit/host": {"host/cgroup_files", "host/root"},
     "tests/unit/host/test_cgroupfs.py": {"core/cgroups"},
-    "tests/unit/host/test_mounts.py": {"core/mounts"},
+    "tests/unit/host/test_mounts.py": {"core/mounts", "host/mounted_files"},
     "tests/unit/webhook/https/server": {"webhook/https/application"},
     "tests/unit/kube": {"kube/fields", "kube/manifest_text", "kube/templates"},
     "tests/unit/local": {
@@ -64,6 +64,7 @@ ELSEWHERE = {
     "tests/unit/agent/cpusetter": {"enforce/announcer", "enforce/directories"},
     "tests/unit/qrm/test_resource_manager.py": {"qrm/plugin_worker"},
     "tests/unit/qrm/test_plugin_reports.py": {"qrm/plugin_metrics"},
+    "tests/unit/agent/test_own_cpus_keeper.py": {"manager/resizing"},
     "tests/unit/agent/test_pod_failer.py": {"agent/pod_writer"},
     "tests/unit/runtime/nri/holding": {"enforce/intruders"},
     "tests/unit/runtime/nri/plugin": {"runtime/nri/containers", "runtime/nri/conversation"},

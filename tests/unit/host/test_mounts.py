@@ -169,10 +169,12 @@ def test_what_is_announced_is_reported_as_soon_as_it_can_be_written(
     write = files.write_atomically
     full = True
 
-    def write_or_refuse(path: Path, data: bytes, prepare: Callable[[Path], None]) -> None:
+    def write_or_refuse(
+        path: Path, data: bytes, prepare: Callable[[Path], None], *, durable: bool
+    ) -> None:
         if full and path.name == file:
             raise HostFileError(str(path), "cannot be written (No space left on device)", "tidy up")
-        write(path, data, prepare)
+        write(path, data, prepare, durable=durable)
 
     monkeypatch.setattr(files, "write_atomically", write_or_refuse)
     for announced in (["shared_a"], [], ["shared_a"], []):

@@ -1,0 +1,310 @@
+"""The keeper of own CPUs tells containers of changes of their CPUs, and keeps the notice.
+
+A container that gives CPUs back reads in its folder which CPUs these are, and when they are taken
+at the earliest. The keeper writes the folder first and begins the delay then. After the delay the
+container is narrowed, and when the kernel has the CPUs, the folder tells that the change is
+complete. Where CPUs come, the kernel has them first, and one notice follows.
+
+A folder that cannot be written does not prolong a delay: a full disk keeps no CPU from others.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.errors import CPUPoolError
+from cpupool.host.own_folders import Change, NotBefore, Told
+from cpupool.loops.step_loop import StepLoop
+from cpupool.manager.resizing import Reason
+from cpupool.telemetry import log as logs
+from cpupool.telemetry.failures import Failures
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping
+
+    from cpupool.core.events import EventSink
+    from cpupool.core.mounts import Mount
+    from cpupool.core.workloads import ContainerRef, Pod
+    from cpupool.host.own_folders import OwnFolders
+    from cpupool.manager.resizing import OwnCPUs
+    from cpupool.telemetry.health import Health
+
+log = logs.get(__name__)
+
+NAME: Final = "own CPUs keeper"
+SPARE_S: Final = 600.0
+"""The time for which a pod is gone before its folders are removed. A pod whose container is being
+created may be unknown for a moment."""
+_LOOK_S: Final = 30.0
+_RETRY_S: Final = 2.0
+_FAILED: Final = "CPUNoticeFailed"
+_REMOVAL: Final = "removal"
+
+
+@dataclass(slots=True)
+class _Notice:
+    """A notice that lasts: the container knows, or should know, that CPUs leave.
+
+    Attributes:
+        assigned: the CPUs that stay.
+        change: what the folder tells; None without a delay: one notice then tells what has left.
+        due_s: when the CPUs are taken.
+    """
+
+    assigned: CPUSet
+    change: Change | None
+    due_s: float
+
+
+class OwnCPUsKeeper(StepLoop):
+    """The role that tells containers of their own CPUs. One thread runs it.
+
+    Any thread may call `prepare`, `repaired` and `wake`; `wake` follows each change of `own_cpus`.
+
+    Args:
+        own_cpus: returns the CPUs of all containers whose own CPUs may change.
+        folders: the folders of the containers; only this role writes them.
+        narrow: takes the leaving CPUs: the container runs on these CPUs alone. It returns whether
+            the container still must have these CPUs, and otherwise does nothing.
+        pod_of: returns the pod with a UID of the kubelet, if it is listed.
+        remaining: returns the UIDs of the kubelet of all pods that are listed or have a cgroup;
+            None while they are not known.
+        events: receives Events for a pod's author.
+        health: takes the beats of the loop.
+        now_s: the monotonic clock of the machine, which containers read, too.
+        wall_s: the wall clock.
+        look_s: the time between two looks without an event; shorter after a failure.
+    """
+
+    def __init__(
+        self,
+        own_cpus: Callable[[], Mapping[ContainerRef, OwnCPUs]],
+        folders: OwnFolders,
+        *,
+        narrow: Callable[[ContainerRef, CPUSet], bool],
+        pod_of: Callable[[str], Pod | None],
+        remaining: Callable[[], Collection[str] | None],
+        events: EventSink,
+        health: Health,
+        now_s: Callable[[], float] = time.monotonic,
+        wall_s: Callable[[], float] = time.time,
+        look_s: float = _LOOK_S,
+    ) -> None:
+        super().__init__(partial(health.beat, NAME))
+        self._own_cpus = own_cpus
+        self._folders = folders
+        self._narrow = narrow
+        self._pod_of = pod_of
+        self._remaining = remaining
+        self._events = events
+        self._now_s = now_s
+        self._wall_s = wall_s
+        self._look_s = look_s
+        # Guards the folders and all below: a container may be created during a step.
+        self._lock = threading.Lock()
+        self._notices: dict[ContainerRef, _Notice] = {}
+        self._known: set[ContainerRef] = set()
+        self._repaired: set[ContainerRef] = set()
+        self._gone_since: dict[str, float] = {}
+        self._failures = Failures()
+
+    def prepare(self, ref: ContainerRef, own: OwnCPUs) -> Mount | None:
+        """Make the folder of a container that is created next, and return its mount.
+
+        It never raises. If the folder cannot be written, the container starts without one: it is
+        not told of changes.
+        """
+        with self._lock:
+            self._known.add(ref)
+            self._gone_since.pop(ref.pod, None)
+            # A new process pins its threads anyway.
+            self._repaired.discard(ref)
+            mount = self._folders.mount(ref) if self._keep(ref, own, created=True) else None
+        self.wake()
+        return mount
+
+    def repaired(self, refs: Iterable[ContainerRef]) -> None:
+        """Note that other programs' writes into these containers' cgroups have been repaired.
+
+        Their threads may have lost the CPUs to which they were pinned.
+        """
+        with self._lock:
+            self._repaired.update(refs)
+        self.wake()
+
+    def step(self) -> float:
+        """Tell what has changed, and end the notices that are due; return the seconds to the next.
+
+        A notice ends outside of the lock, because `narrow` is another's work.
+        """
+        with self._lock:
+            due = self._look()
+        for ref, notice in due.items():
+            narrowed = self._narrow(ref, notice.assigned)
+            log.info(
+                "notice ended",
+                pod=ref.pod,
+                container=ref.name,
+                cpus=notice.assigned,
+                narrowed=narrowed,
+            )
+            with self._lock:
+                if narrowed and self._notices.get(ref) is notice:
+                    del self._notices[ref]
+        with self._lock:
+            next_s = min((one.due_s for one in self._notices.values()), default=math.inf)
+            look_s = _RETRY_S if self._failures else self._look_s
+            return max(0.0, min(look_s, next_s - self._now_s()))
+
+    def _look(self) -> Mapping[ContainerRef, _Notice]:
+        """Tell what has changed, and return the notices that are due.
+
+        These are due again soon: `narrow` may find that the container must have other CPUs by now.
+        """
+        own_cpus = self._own_cpus()
+        for ref in self._known - own_cpus.keys():
+            self._notices.pop(ref, None)
+            self._failures.ends(str(ref))
+        self._known = set(own_cpus)
+        self._repaired &= self._known
+        for ref, own in own_cpus.items():
+            self._keep(ref, own)
+        self._remove_spare()
+        now_s = self._now_s()
+        due = {ref: notice for ref, notice in self._notices.items() if notice.due_s <= now_s}
+        for notice in due.values():
+            notice.due_s = now_s + _RETRY_S
+        return due
+
+    def _keep(self, ref: ContainerRef, own: OwnCPUs, *, created: bool = False) -> bool:
+        """Tell a container what is new, and keep the time of its notice.
+
+        Returns:
+            Whether its folder is as it should be.
+        """
+        before = self._folders.told(ref)
+        # A container that was created without this role, for example without the agent, has none.
+        has_folder = created or self._folders.there(ref)
+        if not has_folder:
+            self._failures.ends(str(ref))
+        if not own.leaving:
+            self._notices.pop(ref, None)
+            if has_folder and (created or own.settled):
+                return self._tell(ref, _complete(before, own), before)
+            return True
+        notice = self._notices.get(ref)
+        if notice is None or notice.assigned != own.assigned:
+            notice, begins = _Notice(own.assigned, self._announcement(before, own), math.inf), True
+        else:
+            begins = False
+        right = True
+        if has_folder and (created or notice.change):
+            told = Told(own.in_force, own.assigned, own.baseline, notice.change)
+            right = self._tell(ref, told, before)
+        if begins:
+            # The delay begins after the attempt to write, whatever became of it.
+            notice.due_s = self._now_s() + own.notice_s
+            self._notices[ref] = notice
+            log.info(
+                "notice begins",
+                pod=ref.pod,
+                container=ref.name,
+                leaving=own.leaving,
+                s=own.notice_s,
+            )
+        return right
+
+    def _announcement(self, before: Told | None, own: OwnCPUs) -> Change | None:
+        """Return the change that a container is to know before CPUs leave."""
+        if own.notice_s <= 0:
+            return None
+        not_before = NotBefore(self._wall_s() + own.notice_s, self._now_s() + own.notice_s)
+        if before and before.announced and before.assigned == own.assigned:
+            # An earlier agent has announced it. The delay begins anew.
+            return replace(before.announced, removed=own.leaving, not_before=not_before)
+        added = own.assigned - before.assigned - before.cpus if before else CPUSet()
+        reason = own.cause or (Reason.COMPACT if added else Reason.SHRINK)
+        return Change(reason, own.leaving, added, not_before)
+
+    def _tell(self, ref: ContainerRef, told: Told, before: Told | None) -> bool:
+        repaired = ref in self._repaired
+        if repaired and told == before and not told.announced:
+            told = replace(told, change=Change(Reason.REPAIR))
+        try:
+            self._folders.tell(ref, told, again=repaired)
+        except (OSError, CPUPoolError) as error:
+            self._complain(ref, str(error))
+            return False
+        self._repaired.discard(ref)
+        self._failures.ends(str(ref))
+        return True
+
+    def _remove_spare(self) -> None:
+        """Remove the folders of pods that are gone."""
+        remaining = self._remaining()
+        if remaining is None:
+            return
+        now_s = self._now_s()
+        kept = {*remaining, *(ref.pod for ref in self._known)}
+        try:
+            gone = self._folders.pods() - kept
+            self._gone_since = {pod: self._gone_since.get(pod, now_s) for pod in gone}
+            for pod, since_s in self._gone_since.items():
+                if now_s - since_s >= SPARE_S:
+                    self._folders.remove(pod)
+                    log.info("folders of a pod that is gone removed", pod=pod)
+        except OSError as error:
+            if self._failures.begins(error, _REMOVAL):
+                log.warning("folders of pods that are gone cannot be removed", reason=error)
+        else:
+            self._failures.ends(_REMOVAL)
+
+    def _complain(self, ref: ContainerRef, why: str) -> None:
+        if not self._failures.begins(why, str(ref)):
+            return
+        pod = self._pod_of(ref.pod)
+        log.warning("container not told of its CPUs", pod=ref.pod, container=ref.name, reason=why)
+        said = f"container {ref.name} is not told of its CPUs: {why}; they change all the same"
+        if pod is None:
+            self._events.node(_FAILED, f"pod {ref.pod}: {said}")
+        else:
+            self._events.pod(pod, _FAILED, said)
+
+
+def _complete(before: Told | None, own: OwnCPUs) -> Told:
+    """Return what a folder tells when the kernel has the CPUs.
+
+    It tells the CPUs that have come or left since what it told before. Those that were announced to
+    leave are no news.
+    """
+    now = Told(own.in_force, own.assigned, own.baseline)
+    if before is None:
+        return now
+    announced = before.announced
+    if announced is None and replace(before, change=None) == now:
+        return before
+    removed, added = before.cpus - now.cpus, now.cpus - before.cpus
+    if announced:
+        removed, added = removed - announced.removed, added - announced.added
+    if removed or added:
+        return replace(now, change=Change(_reason(before, own, removed), removed, added))
+    return now
+
+
+def _reason(before: Told, own: OwnCPUs, removed: CPUSet) -> Reason:
+    """Return why CPUs have come or left."""
+    less, more = before.assigned - own.assigned, own.assigned - before.assigned
+    if not (less or more):
+        # The container must have the same CPUs as before.
+        return Reason.OFFLINE if removed else Reason.ONLINE
+    if own.cause:
+        return own.cause
+    if less and more:
+        return Reason.COMPACT
+    return Reason.GROW if more else Reason.SHRINK
