@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 log = logs.get(__name__)
 
 _UNEXPECTED: Final = "UnexpectedAdmissionError"
+DEFERRED: Final = "Deferred"
+INFEASIBLE: Final = "Infeasible"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,19 @@ class RunOptions:
 
     environment: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ResizePending:
+    """Why the kubelet does not take another cpu request of a running pod.
+
+    Attributes:
+        reason: `DEFERRED` while other pods have the cpu, `INFEASIBLE` for ever.
+        message: the kubelet's words.
+    """
+
+    reason: str
+    message: str
 
 
 class EmbeddedKubelet:
@@ -70,12 +85,15 @@ class EmbeddedKubelet:
     Attributes:
         static_cpus: the CPUs that its CPU manager gives out; empty under its policy none. The CPU
             manager reports which container has which CPUs, and writes no cpuset.
+        allocatable_milli: the cpu that pods may request; None for no limit. Only a resize is
+            checked against it: a scheduler would have checked the pods that come.
     """
 
     def __init__(
         self, folder: Path, names: Names, *, manager: TopologyPolicy = TopologyPolicy.BEST_EFFORT
     ) -> None:
         self.static_cpus = CPUSet()
+        self.allocatable_milli: int | None = None
         self._plugins_folder = folder / "device-plugins"
         self._registration_socket = self._plugins_folder / "kubelet.sock"
         self._podresources_socket = folder / "pod-resources" / "kubelet.sock"
@@ -199,6 +217,29 @@ class EmbeddedKubelet:
                 self.remove_pod(pod.uid)
                 raise _refused(pod, _UNEXPECTED, f"Allocate failed: {error}") from error
             self._ledger.enter(pod)
+
+    def resize(self, pod: Pod) -> ResizePending | None:
+        """Take another cpu request of an admitted pod; return why not, if it does not fit.
+
+        Source: kubernetes pkg/kubelet/allocation (handlers.go, and the order of its checks), for
+        the CPU manager policy none.
+        """
+        with self._admission:
+            others = (known for known, _ in self._ledger.pods() if known.uid != pod.uid)
+            pending = self._pending(pod, sum(other.request_milli for other in others))
+            if pending is None:
+                self._ledger.enter(pod)
+            return pending
+
+    def _pending(self, pod: Pod, used: int) -> ResizePending | None:
+        asked, capacity = pod.request_milli, self.allocatable_milli
+        if capacity is not None and asked > capacity:
+            what = f"capacity: cpu, requested: {asked}, capacity: {capacity}"
+            return ResizePending(INFEASIBLE, f"Node didn't have enough {what}")
+        if capacity is not None and asked > capacity - used:
+            what = f"resource: cpu, requested: {asked}, used: {used}, capacity: {capacity}"
+            return ResizePending(DEFERRED, f"Node didn't have enough {what}")
+        return None
 
     def remove_pod(self, uid: str) -> None:
         """Free the devices of a pod that has ended.

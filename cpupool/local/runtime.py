@@ -161,6 +161,21 @@ class EmbeddedRuntime:
             identifier, process.pid, cgroup, environment, adjusted, began_on, began_near
         )
 
+    def update(self, instance: Instance, container: Container) -> None:
+        """Give a running container the cpu that it requests now.
+
+        The shares go to the NRI plugin, which may answer with CPUs; the small runtime only takes
+        note of them.
+
+        Raises:
+            PluginRefusal: the NRI plugin does not let it; nothing is changed.
+            HostError: the container's CPUs cannot be set.
+        """
+        if self._nri:
+            resources = nri_pb2.LinuxResources()
+            resources.cpu.shares.value = _shares(container)
+            self._nri.update(instance.id, resources)
+
     def stop(self, instance: Instance) -> None:
         """End a container and remove its cgroup."""
         self._processes.pop(instance.id).kill()
@@ -245,8 +260,11 @@ def _described(
         annotations=annotations,
         env=[f"{name}={value}" for name, value in environment.items()],
     )
-    shares = container.request_milli * _SHARES_PER_CPU // MILLI_PER_CPU
-    described.linux.resources.cpu.shares.value = shares
+    described.linux.resources.cpu.shares.value = _shares(container)
     if pod.qos is QoSClass.GUARANTEED:
         described.linux.oom_score_adj.value = _GUARANTEED_OOM_SCORE_ADJ
     return described
+
+
+def _shares(container: Container) -> int:
+    return container.request_milli * _SHARES_PER_CPU // MILLI_PER_CPU
