@@ -32,6 +32,7 @@ from cpupool.kubelet.registration import VERSION
 from cpupool.local import devices, services
 from cpupool.local.devices import IDs, Listing, Want
 from cpupool.local.ledger import Ledger
+from cpupool.local.node_fit import pending
 from cpupool.local.plugins import Plugin
 from cpupool.telemetry import log as logs
 from cpupool.wire.kubelet_checkpoint import Entry
@@ -42,12 +43,11 @@ if TYPE_CHECKING:
 
     from cpupool.core.names import Names
     from cpupool.core.workloads import Container, Pod
+    from cpupool.local.node_fit import ResizePending
 
 log = logs.get(__name__)
 
 _UNEXPECTED: Final = "UnexpectedAdmissionError"
-DEFERRED: Final = "Deferred"
-INFEASIBLE: Final = "Infeasible"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,19 +56,6 @@ class RunOptions:
 
     environment: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class ResizePending:
-    """Why the kubelet does not take another cpu request of a running pod.
-
-    Attributes:
-        reason: `DEFERRED` while other pods have the cpu, `INFEASIBLE` for ever.
-        message: the kubelet's words.
-    """
-
-    reason: str
-    message: str
 
 
 class EmbeddedKubelet:
@@ -219,27 +206,15 @@ class EmbeddedKubelet:
             self._ledger.enter(pod)
 
     def resize(self, pod: Pod) -> ResizePending | None:
-        """Take another cpu request of an admitted pod; return why not, if it does not fit.
-
-        Source: kubernetes pkg/kubelet/allocation (handlers.go, and the order of its checks), for
-        the CPU manager policy none.
-        """
+        """Take another cpu request of an admitted pod; return why not, if it does not fit."""
         with self._admission:
+            capacity = self.allocatable_milli
             others = (known for known, _ in self._ledger.pods() if known.uid != pod.uid)
-            pending = self._pending(pod, sum(other.request_milli for other in others))
-            if pending is None:
+            used = sum(other.request_milli for other in others)
+            misfit = None if capacity is None else pending(pod.request_milli, used, capacity)
+            if misfit is None:
                 self._ledger.enter(pod)
-            return pending
-
-    def _pending(self, pod: Pod, used: int) -> ResizePending | None:
-        asked, capacity = pod.request_milli, self.allocatable_milli
-        if capacity is not None and asked > capacity:
-            what = f"capacity: cpu, requested: {asked}, capacity: {capacity}"
-            return ResizePending(INFEASIBLE, f"Node didn't have enough {what}")
-        if capacity is not None and asked > capacity - used:
-            what = f"resource: cpu, requested: {asked}, used: {used}, capacity: {capacity}"
-            return ResizePending(DEFERRED, f"Node didn't have enough {what}")
-        return None
+            return misfit
 
     def remove_pod(self, uid: str) -> None:
         """Free the devices of a pod that has ended.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from cpupool.core.cpuset import CPUSet
     from cpupool.core.names import Names
     from cpupool.core.workloads import Container, Pod
-    from cpupool.local.kubelet import ResizePending
+    from cpupool.local.node_fit import ResizePending
     from cpupool.local.runtime import Instance
 
     _Resources = Mapping[str, Mapping[str, str]]
