@@ -74,7 +74,7 @@ class EmbeddedNode:
         self.cgroup_root = cgroups.cgroup_root
         self._names = names or Names()
         self.kubelet = EmbeddedKubelet(self.root.kubelet, self._names, manager=manager)
-        self._runtime = EmbeddedRuntime(cgroups, self.root.nri_socket if nri else None)
+        self._runtime = EmbeddedRuntime(cgroups, folder, self.root.nri_socket if nri else None)
         self._changed = changed
         self._opened = ExitStack()
         self._lock = threading.Lock()

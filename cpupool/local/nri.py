@@ -39,7 +39,7 @@ _UNKNOWN_METHOD: Final = 12
 
 
 class PluginRefusal(CPUPoolError):
-    """A container that the plugin does not let the runtime create, start or update."""
+    """A container that the runtime does not create, start or update, because of the plugin."""
 
 
 class NRIServer:

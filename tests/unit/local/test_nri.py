@@ -13,9 +13,9 @@ from cpupool.core.names import REQUIRED_PLUGINS
 from cpupool.host.cgroupfs import CgroupFS
 from cpupool.local.cgroups import EmulatedCgroups
 from cpupool.local.node import EmbeddedNode
-from cpupool.runtime.nri.messages import (
-    Update,
-)
+from cpupool.runtime.nri import session
+from cpupool.runtime.nri.messages import Update
+from cpupool.runtime.nri.resources import write_adjustment
 from tests.nri_scripted import CPU, Plugin
 from tests.waiting import eventually
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from cpupool.api import nri_pb2
+    from cpupool.runtime.nri.messages import Adjustment
 
 HERE = CPUSet(os.sched_getaffinity(0))
 MACHINE = CPUSet.parse("0-7") | HERE
@@ -161,6 +163,27 @@ def test_without_a_plugin_nothing_is_asked_and_the_next_one_learns_what_runs(
     second = plugin_of(node)
     assert second.running == ["main", "second"]
     second.close()
+
+
+def test_a_mount_of_the_plugin_is_found_at_its_place_on_the_node(
+    node: EmbeddedNode, plugin: Plugin, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def with_mount(adjustment: Adjustment) -> nri_pb2.ContainerAdjustment:
+        made = write_adjustment(adjustment)
+        made.mounts.add(destination="/run/own", type="bind", source="/run/of/main")
+        return made
+
+    monkeypatch.setattr(session, "write_adjustment", with_mount)
+    pod = node.run_pod(manifest("web", "main"))
+    source = folder / "run/of/main"
+    assert node.held() == {pod.uid: f"error mounting {source}: no such file or directory"}
+    assert cpus(node).keys() == {"sandbox"}
+    assert plugin.heard[-1] == ("Ended", "main")
+
+    source.mkdir(parents=True)
+    node.try_again()
+    (_, main) = node.processes()
+    assert main.instance.mounts == {"/run/own": source}
 
 
 def test_a_pod_that_requires_the_plugin_waits_for_it(node: EmbeddedNode) -> None:
