@@ -123,6 +123,13 @@ def add_parser(commands: Commands, summary: str) -> None:
         help=f"the mean share of each pool that random pods request (default: {_LOAD})",
     )
     parser.add_argument(
+        "--resizes",
+        metavar="SHARE",
+        type=_share,
+        help="the share of the random pods with CPUs of the CPU manager policy that are resized in"
+        " place once (default: 0)",
+    )
+    parser.add_argument(
         "--save-trace", metavar="FILE", type=writable, help="write the pods as a trace, too"
     )
     parser.add_argument(
@@ -149,10 +156,10 @@ def add_parser(commands: Commands, summary: str) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
     excludes(
         parser,
-        "--seed --load --save-trace --policy --topology-manager --plot",
+        "--seed --load --resizes --save-trace --policy --topology-manager --plot",
         "--load-trace",
     )
-    needs(parser, "--seed --load", "--random")
+    needs(parser, "--seed --load --resizes", "--random")
     parser.set_defaults(run=run)
 
 
@@ -237,7 +244,16 @@ def _events(
     if arguments.random is not None:
         seed = _SEED if arguments.seed is None else arguments.seed
         load = _LOAD if arguments.load is None else arguments.load
-        return tuple(workload.made_up(topology, pools, arguments.random, seed=seed, load=load))
+        return tuple(
+            workload.made_up(
+                topology,
+                pools,
+                arguments.random,
+                seed=seed,
+                load=load,
+                resizes=arguments.resizes or 0,
+            )
+        )
     if arguments.trace:
         return workload.read(str(arguments.trace), read_text(arguments.trace))
     events = list(_arrivals(arguments.pods, names))
@@ -298,6 +314,13 @@ def _load(text: str) -> float:
         if 0.01 <= (given := float(text)) <= 10:
             return given
     raise argparse.ArgumentTypeError(f"{text!r} is not between 0.01 and 10; 1 is all of a pool")
+
+
+def _share(text: str) -> float:
+    with suppress(ValueError):
+        if 0 <= (given := float(text)) <= 1:
+            return given
+    raise argparse.ArgumentTypeError(f"{text!r} is not between 0 and 1; 1 is every such pod")
 
 
 def _plot_file(text: str) -> Path:

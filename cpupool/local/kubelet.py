@@ -32,6 +32,7 @@ from cpupool.kubelet.registration import VERSION
 from cpupool.local import devices, services
 from cpupool.local.devices import IDs, Listing, Want
 from cpupool.local.ledger import Ledger
+from cpupool.local.node_fit import pending
 from cpupool.local.plugins import Plugin
 from cpupool.telemetry import log as logs
 from cpupool.wire.kubelet_checkpoint import Entry
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
     from cpupool.core.names import Names
     from cpupool.core.workloads import Container, Pod
+    from cpupool.local.node_fit import ResizePending
 
 log = logs.get(__name__)
 
@@ -70,12 +72,15 @@ class EmbeddedKubelet:
     Attributes:
         static_cpus: the CPUs that its CPU manager gives out; empty under its policy none. The CPU
             manager reports which container has which CPUs, and writes no cpuset.
+        allocatable_milli: the cpu that pods may request; None for no limit. Only a resize is
+            checked against it: a scheduler would have checked the pods that come.
     """
 
     def __init__(
         self, folder: Path, names: Names, *, manager: TopologyPolicy = TopologyPolicy.BEST_EFFORT
     ) -> None:
         self.static_cpus = CPUSet()
+        self.allocatable_milli: int | None = None
         self._plugins_folder = folder / "device-plugins"
         self._registration_socket = self._plugins_folder / "kubelet.sock"
         self._podresources_socket = folder / "pod-resources" / "kubelet.sock"
@@ -199,6 +204,17 @@ class EmbeddedKubelet:
                 self.remove_pod(pod.uid)
                 raise _refused(pod, _UNEXPECTED, f"Allocate failed: {error}") from error
             self._ledger.enter(pod)
+
+    def resize(self, pod: Pod) -> ResizePending | None:
+        """Take another cpu request of an admitted pod; return why not, if it does not fit."""
+        with self._admission:
+            capacity = self.allocatable_milli
+            others = (known for known, _ in self._ledger.pods() if known.uid != pod.uid)
+            used = sum(other.request_milli for other in others)
+            misfit = None if capacity is None else pending(pod.request_milli, used, capacity)
+            if misfit is None:
+                self._ledger.enter(pod)
+            return misfit
 
     def remove_pod(self, uid: str) -> None:
         """Free the devices of a pod that has ended.

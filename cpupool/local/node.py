@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from cpupool.core.cpu_manager import TopologyPolicy
-from cpupool.core.errors import ManifestError, PodRefused
+from cpupool.core.errors import HostError, ManifestError, PodRefused
 from cpupool.core.names import Names
 from cpupool.core.workloads import ContainerKind, ContainerRef, Pod, PodUID
 from cpupool.host.root import HostRoot
@@ -74,7 +74,7 @@ class EmbeddedNode:
         self.cgroup_root = cgroups.cgroup_root
         self._names = names or Names()
         self.kubelet = EmbeddedKubelet(self.root.kubelet, self._names, manager=manager)
-        self._runtime = EmbeddedRuntime(cgroups, self.root.nri_socket if nri else None)
+        self._runtime = EmbeddedRuntime(cgroups, folder, self.root.nri_socket if nri else None)
         self._changed = changed
         self._opened = ExitStack()
         self._lock = threading.Lock()
@@ -118,6 +118,15 @@ class EmbeddedNode:
         with self._lock:
             return {uid: hosted.held for uid, hosted in self._pods.items() if hosted.held}
 
+    def resizing(self) -> dict[PodUID, str]:
+        """Return the pods with a resize that is not carried out, each with the last reason."""
+        with self._lock:
+            return {
+                uid: hosted.pending.message if hosted.pending else hosted.failed
+                for uid, hosted in self._pods.items()
+                if hosted.pending or hosted.failed
+            }
+
     def path_of(self, process: ContainerProcess) -> str:
         """Return a process's cgroup, relative to the hierarchy's base, for `CgroupFS`."""
         return f"{self.cgroup_root}/{process.instance.cgroup}".strip("/")
@@ -158,10 +167,16 @@ class EmbeddedNode:
         return hosted.pod
 
     def try_again(self, during_init: Callable[[Pod, str], None] = lambda _pod, _name: None) -> None:
-        """Start the containers that the NRI plugin refused, as the kubelet retries."""
+        """Try again what was refused, as the kubelet with its next look at each pod.
+
+        These are containers that the NRI plugin did not let start, and resizes. What `edit_pod` has
+        written is seen now, too.
+        """
         for uid in self.held():
             if self._start_again(self._pods[uid]):
                 self._start_rest(self._pods[uid], during_init)
+        for hosted in tuple(self._pods.values()):
+            self._carry_out(hosted)
 
     def delete_pod(self, uid: PodUID) -> None:
         """Stop a pod and forget it."""
@@ -197,7 +212,9 @@ class EmbeddedNode:
         self._start(hosted, hosted.pod.containers[-1].name)
 
     def edit_pod(self, uid: PodUID, edited: Callable[[views.Body], views.Body]) -> Pod:
-        """Take another body of a running pod, as after an in-place resize or `kubectl label`.
+        """Take another body of a running pod in the API server, as after `kubectl label`.
+
+        The kubelet does not look at it: other resources are a wish until `try_again`.
 
         Raises:
             ManifestError: the new body is not a pod; nothing is changed.
@@ -205,6 +222,25 @@ class EmbeddedNode:
         hosted = self._pods[uid]
         with self._changing():
             hosted.take(edited(hosted.body))
+        return hosted.pod
+
+    def resize(self, uid: PodUID, cpus: Mapping[str, str]) -> Pod:
+        """Resize containers of a running pod in place, as `kubectl patch --subresource resize`.
+
+        The kubelet takes the new cpu if the node has it, and the runtime carries it out. The pod's
+        status says how far that got; what is refused waits for `try_again`.
+
+        Args:
+            uid: the pod.
+            cpus: container → its cpu as a quantity, in place of each request and limit of cpu that
+                it has.
+
+        Raises:
+            ManifestError: the API server does not take the resize; nothing is changed.
+        """
+        hosted = self._pods[uid]
+        self.edit_pod(uid, lambda _body: hosted.with_cpus(cpus))
+        self._carry_out(hosted)
         return hosted.pod
 
     def restart_runtime(self) -> None:
@@ -220,12 +256,34 @@ class EmbeddedNode:
         refused: dict[PodUID, PodRefused] = {}
         for hosted in [hosted for hosted in self._pods.values() if not hosted.pod.finished]:
             try:
-                self.kubelet.admit(_as_kubelet_knows(hosted.pod), hosted.others)
+                self.kubelet.admit(_as_kubelet_knows(hosted.as_taken()), hosted.others)
             except PodRefused as error:
                 refused[hosted.pod.uid] = error
                 failed = {"phase": "Failed", "reason": error.reason, "message": str(error)}
                 self._finish(hosted, _SIGKILL_EXIT, failed)
         return refused
+
+    def _carry_out(self, hosted: HostedPod) -> None:
+        """Let the kubelet take the resources of a pod's spec, and the runtime carry them out.
+
+        Source: kubernetes pkg/kubelet/kuberuntime, doPodResizeAction: the first error ends it.
+        """
+        if hosted.pod.finished:
+            return
+        if hosted.wishes or hosted.pending:
+            known = _as_kubelet_knows(hosted.pod)
+            pending = self.kubelet.resize(known) if hosted.wishes else None
+            with self._changing():
+                hosted.allocated(pending)
+        for container in hosted.to_resize():
+            try:
+                self._runtime.update(hosted.running[container.name], container)
+            except (PluginRefusal, HostError) as error:
+                with self._changing():
+                    hosted.not_resized(str(error))
+                return
+            with self._changing():
+                hosted.resized(container.name)
 
     def _start_rest(self, hosted: HostedPod, during_init: Callable[[Pod, str], None]) -> None:
         """Start the containers that have not started yet, until the NRI plugin refuses one."""
@@ -256,8 +314,9 @@ class EmbeddedNode:
         options = self.kubelet.run_options(ContainerRef(_as_kubelet_knows(hosted.pod).uid, name))
         # The kubelet puts the container's own variables after those of device plugins.
         environment = {**options.environment, **hosted.environments[name]}
-        (container,) = (container for container in hosted.pod.containers if container.name == name)
-        instance = self._runtime.start(hosted.pod, container, environment, options.annotations)
+        pod = hosted.as_taken()
+        (container,) = (container for container in pod.containers if container.name == name)
+        instance = self._runtime.start(pod, container, environment, options.annotations)
         with self._changing():
             hosted.started(name, instance, options.annotations)
 

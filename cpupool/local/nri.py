@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 from cpupool.api import nri_pb2, ttrpc_pb2
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.errors import CPUPoolError, HostFileError, RemoteProtocolError
+from cpupool.core.errors import CPUPoolError, HostError, HostFileError, RemoteProtocolError
 from cpupool.core.names import REQUIRED_PLUGINS
 from cpupool.runtime.nri import mux as nri_mux
 from cpupool.runtime.nri import ttrpc
@@ -39,7 +39,7 @@ _UNKNOWN_METHOD: Final = 12
 
 
 class PluginRefusal(CPUPoolError):
-    """A container that the plugin does not let the runtime create or start."""
+    """A container that the runtime does not create, start or update, because of the plugin."""
 
 
 class NRIServer:
@@ -143,6 +143,36 @@ class NRIServer:
         container.state = nri_pb2.CONTAINER_RUNNING
         self._containers[container.id] = container
         self._tell("PostStartContainer", self._pod_of(container), container)
+
+    def update(self, identifier: str, resources: nri_pb2.LinuxResources) -> None:
+        """Ask how to give a running container other resources, and set the CPUs of the answer.
+
+        As with containerd, the plugin sees the container as it was. Its updates of other containers
+        come first, and a failure of these stops nothing.
+
+        Args:
+            identifier: the container.
+            resources: the new resources.
+
+        Raises:
+            PluginRefusal: it must keep its resources; nothing is changed.
+            RemoteProtocolError: the plugin does not answer; nothing is changed.
+            HostError: the CPUs of the container cannot be set.
+        """
+        container = self._containers[identifier]
+        request = nri_pb2.UpdateContainerRequest(
+            pod=self._pod_of(container), container=container, linux_resources=resources
+        )
+        parse = nri_pb2.UpdateContainerResponse.FromString
+        with self._unless_it_ends():
+            answer = self._ask("UpdateContainer", request.SerializeToString(), parse)
+        updates = () if answer is None else answer.update
+        # The sort is stable: the container itself comes last.
+        for update in sorted(updates, key=lambda each: each.container_id == identifier):
+            if not self.updated(update) and update.container_id == identifier:
+                cpus = update.linux.resources.cpu.cpus
+                raise HostError(f"CPUs {cpus} of container {container.name} cannot be set")
+        container.linux.resources.cpu.shares.CopyFrom(resources.cpu.shares)
 
     def removed(self, container: nri_pb2.Container) -> None:
         """Tell the plugin that a container has gone before its start."""

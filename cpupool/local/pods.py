@@ -1,6 +1,8 @@
 """A pod of the embedded node, with the status that a kubelet would report.
 
-Bodies are replaced, never changed, so any thread may read a body.
+Bodies are replaced, never changed, so any thread may read a body. After a resize in place there are
+up to three sets of resources: the spec has those that its author wants, the kubelet has taken some
+(`allocatedResources`), and the runtime has carried out some (`resources`).
 """
 
 from __future__ import annotations
@@ -10,6 +12,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
+from cpupool.core.errors import ManifestError
+from cpupool.core.resources import CPU
 from cpupool.core.workloads import ContainerKind
 from cpupool.kube import descriptions, views
 from cpupool.local import process
@@ -19,8 +23,12 @@ if TYPE_CHECKING:
 
     from cpupool.core.cpuset import CPUSet
     from cpupool.core.names import Names
-    from cpupool.core.workloads import Pod
+    from cpupool.core.workloads import Container, Pod
+    from cpupool.local.node_fit import ResizePending
     from cpupool.local.runtime import Instance
+
+    _Resources = Mapping[str, Mapping[str, str]]
+    """`resources` of a container: `requests` and `limits`."""
 
 _STATUS_LISTS: Final = {
     ContainerKind.INIT: "initContainerStatuses",
@@ -28,6 +36,7 @@ _STATUS_LISTS: Final = {
     ContainerKind.APP: "containerStatuses",
     ContainerKind.EPHEMERAL: "ephemeralContainerStatuses",
 }
+_RESIZABLE: Final = (ContainerKind.APP, ContainerKind.SIDECAR)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +81,9 @@ class HostedPod:
         begun: how many containers of the spec have been started once.
         again: the containers that have ended, and are to be started again.
         held: why the container runtime did not create the next container; empty if it did.
+        pending: why the kubelet does not take the resources of the spec; None if it has, or has not
+            looked yet.
+        failed: why the runtime did not carry out a resize at the last attempt; empty if it did.
 
     Raises:
         ManifestError: the body is not a pod.
@@ -86,7 +98,12 @@ class HostedPod:
         self.begun = 0
         self.again: list[str] = []
         self.held = ""
+        self.pending: ResizePending | None = None
+        self.failed = ""
+        self._taken: Mapping[str, _Resources] = {}
+        self._carried_out: dict[str, _Resources] = {}
         self.take(body)
+        self.allocated(None)
 
     def take(self, body: views.Body) -> None:
         """Take a new body, as after an update through the API server.
@@ -108,6 +125,81 @@ class HostedPod:
         added = [*(spec.get("ephemeralContainers") or []), copy.deepcopy(container)]
         return {**self.body, "spec": {**spec, "ephemeralContainers": added}}
 
+    def with_cpus(self, cpus: Mapping[str, str]) -> views.Body:
+        """Return the body with other cpu of some containers, as the API server takes a resize.
+
+        Args:
+            cpus: container → its cpu, in place of each request and limit of cpu that it has.
+
+        Raises:
+            ManifestError: a container is not there or cannot be resized, or the pod would change
+                its QoS class.
+        """
+        source = f"pod {self.pod.namespace}/{self.pod.name}"
+        kinds = {container.name: container.kind for container in self.pod.containers}
+        for name in cpus:
+            if kinds.get(name) not in _RESIZABLE:
+                raise ManifestError(source, "spec", f"no container {name!r} can be resized")
+        resources = {
+            name: {
+                part: {**amounts, CPU: cpus[name]} if CPU in amounts else amounts
+                for part, amounts in given.items()
+            }
+            for name, given in _resources(self.body)
+            if name in cpus
+        }
+        body = _with(self.body, resources)
+        if descriptions.pod({**body, "status": {}}, self._names).qos is not self.pod.qos:
+            raise ManifestError(source, "spec", "a resize must not change the QoS class")
+        return body
+
+    @property
+    def wishes(self) -> bool:
+        """Whether the spec has resources that the kubelet has not taken."""
+        return dict(_resources(self.body)) != self._taken
+
+    def as_taken(self) -> Pod:
+        """Return the pod with the resources that the kubelet has taken."""
+        return descriptions.pod(_with(self.body, self._taken), self._names)
+
+    def allocated(self, pending: ResizePending | None) -> None:
+        """Report that the kubelet has taken the resources of the spec, or why it has not."""
+        self.pending = pending
+        if pending is None:
+            self._taken = dict(_resources(self.body))
+            self.failed = ""
+        self._report()
+
+    def to_resize(self) -> tuple[Container, ...]:
+        """Return the containers whose cpu the runtime has to change, decreases first.
+
+        The kubelet puts each decrease before all others, so that the last container has the first
+        one. Source: kubernetes pkg/kubelet/kuberuntime, computePodResizeAction.
+        """
+        late = {name for name, had in self._carried_out.items() if had != self._taken.get(name)}
+        if not late:
+            return ()
+        before = _with(self.body, self._carried_out)
+        have = {each.name: _cpu(each) for each in descriptions.pod(before, self._names).containers}
+        ordered: list[Container] = []
+        for container in self.as_taken().containers:
+            if container.name not in late or container.kind not in _RESIZABLE:
+                continue
+            if (had := have[container.name]) != (wanted := _cpu(container)):
+                ordered.insert(0 if wanted < had else len(ordered), container)
+        return tuple(ordered)
+
+    def resized(self, name: str) -> None:
+        """Report that the runtime has carried out what the kubelet has taken for a container."""
+        self.failed = ""
+        self._carried_out[name] = self._taken[name]
+        self._report()
+
+    def not_resized(self, why: str) -> None:
+        """Report that the runtime did not carry out the next resize."""
+        self.failed = why
+        self._report()
+
     def processes(self) -> Iterator[ContainerProcess]:
         """Return the running processes."""
         for name, instance in self.running.items():
@@ -121,6 +213,9 @@ class HostedPod:
         before = before if before and before["containerID"] else None
         self.running[name] = instance
         self._annotations[name] = annotations
+        if name in self._taken:
+            self.failed = ""
+            self._carried_out[name] = self._taken[name]
         self._statuses[name] = {
             "name": name,
             "image": "",
@@ -156,6 +251,7 @@ class HostedPod:
         """Report that a container has ended."""
         before = self._statuses[name]
         del self.running[name]
+        self._carried_out.pop(name, None)
         terminated = {
             "containerID": before["containerID"],
             "exitCode": exit_code,
@@ -174,12 +270,64 @@ class HostedPod:
 
     def _report(self) -> None:
         status: dict[str, Any] = {**self._phase, "qosClass": self.pod.qos and self.pod.qos.value}
+        if conditions := list(self._conditions()):
+            status["conditions"] = conditions
         for container in self.pod.containers:
             if container.name in self._statuses:
                 listed = status.setdefault(_STATUS_LISTS[container.kind], [])
-                listed.append(self._statuses[container.name])
+                found = self._statuses[container.name]
+                listed.append({**found, **self._resources_of(container)})
         self.body = {**self.body, "status": status}
         self.pod = descriptions.pod(self.body, self._names)
+
+    def _conditions(self) -> Iterator[dict[str, str]]:
+        if self.pending:
+            said = {"reason": self.pending.reason, "message": self.pending.message}
+            yield {"type": "PodResizePending", "status": "True", **said}
+        if self._phase.get("phase") == "Running" and self.to_resize():
+            said = {"reason": "Error", "message": self.failed} if self.failed else {}
+            yield {"type": "PodResizeInProgress", "status": "True", **said}
+
+    def _resources_of(self, container: Container) -> dict[str, object]:
+        """Return what a container's status says of its resources."""
+        taken = self._taken.get(container.name)
+        if container.kind not in _RESIZABLE or not taken:
+            return {}
+        carried_out = self._carried_out.get(container.name, taken)
+        return {"allocatedResources": taken["requests"], "resources": carried_out}
+
+
+def _cpu(container: Container) -> tuple[int, int]:
+    """Return the numbers by which the kubelet compares: the limit counts first."""
+    return container.limit_milli or 0, container.request_milli
+
+
+def _resources(body: views.Body) -> Iterator[tuple[str, _Resources]]:
+    """Yield each container that can have resources, with its requests and limits.
+
+    As in the API server, a limit is the request of a resource without one.
+    """
+    for listed in ("initContainers", "containers"):
+        for container in body["spec"].get(listed) or ():
+            given = container.get("resources") or {}
+            limits, requests = given.get("limits") or {}, given.get("requests") or {}
+            found = {"requests": {**limits, **requests}, "limits": limits}
+            yield container["name"], {part: amounts for part, amounts in found.items() if amounts}
+
+
+def _with(body: views.Body, resources: Mapping[str, _Resources]) -> views.Body:
+    """Return a body with other resources of some containers."""
+
+    def changed(container: Mapping[str, Any]) -> Mapping[str, Any]:
+        if (found := resources.get(container["name"])) is None:
+            return container
+        others = container.get("resources") or {}
+        return {**container, "resources": {**others, "requests": {}, "limits": {}, **found}}
+
+    spec = body["spec"]
+    lists = [listed for listed in ("initContainers", "containers") if listed in spec]
+    lists_changed = {listed: [*map(changed, spec[listed] or ())] for listed in lists}
+    return {**body, "spec": {**spec, **lists_changed}}
 
 
 def _now() -> str:

@@ -20,7 +20,7 @@ from cpupool.core.pools import MILLI_PER_CPU
 from cpupool.core.workloads import ContainerID, QoSClass
 from cpupool.host.cgroup_memory import CgroupMemory
 from cpupool.host.cgroupfs import CgroupFS
-from cpupool.local.nri import NRIServer
+from cpupool.local.nri import NRIServer, PluginRefusal
 from cpupool.local.process import Process
 
 if TYPE_CHECKING:
@@ -48,6 +48,8 @@ class Instance:
         began_on: the CPUs of its cgroup when the process runs its own first instruction; empty
             where another program writes them at this moment.
         began_near: the NUMA nodes of its cgroup then.
+        mounts: place in the container → the file or folder of this machine that the NRI plugin
+            mounts there. The process has no mount namespace, so it finds them here alone.
     """
 
     id: ContainerID
@@ -59,6 +61,7 @@ class Instance:
     )
     began_on: CPUSet = field(default_factory=CPUSet)
     began_near: CPUSet = field(default_factory=CPUSet)
+    mounts: Mapping[str, Path] = field(default_factory=dict)
 
 
 class EmbeddedRuntime:
@@ -66,11 +69,13 @@ class EmbeddedRuntime:
 
     Args:
         cgroups: the cgroups of containers.
+        folder: stands for `/` of the node.
         nri: the socket for an NRI plugin; None for no NRI.
     """
 
-    def __init__(self, cgroups: Cgroups, nri: Path | None = None) -> None:
+    def __init__(self, cgroups: Cgroups, folder: Path, nri: Path | None = None) -> None:
         self._cgroups = cgroups
+        self._folder = folder
         self._nri = None if nri is None else NRIServer(nri, self._set)
         self._lock = threading.Lock()
         self._processes: dict[ContainerID, Process] = {}
@@ -115,11 +120,13 @@ class EmbeddedRuntime:
             annotations: its annotations; of the sandbox those of the pod.
 
         Raises:
-            PluginRefusal: the NRI plugin does not let it start; nothing is changed.
+            PluginRefusal: the NRI plugin does not let it start, or a file that the plugin mounts is
+                missing; nothing is changed.
         """
         identifier = ContainerID(secrets.token_hex(32))
         cgroup = f"{pod_cgroup(pod)}/{identifier}"
         described, adjusted = None, nri_pb2.LinuxContainerAdjustment()
+        mounts: dict[str, Path] = {}
         if self._nri and container:
             described = _described(pod, container, environment, annotations)
             described.id, described.pod_sandbox_id = identifier, self._sandbox_of[pod.cgroup_uid]
@@ -128,11 +135,17 @@ class EmbeddedRuntime:
                 self._nri.updated(update)
             environment = {**environment, **{pair.key: pair.value for pair in answer.adjust.env}}
             adjusted = answer.adjust.linux
+            mounts = {
+                mount.destination: self._folder / mount.source.lstrip("/")
+                for mount in answer.adjust.mounts
+            }
             described.linux.resources.cpu.cpus = adjusted.resources.cpu.cpus
             described.annotations.update(answer.adjust.annotations)
         with ExitStack() as undo:
             if self._nri and described:
                 undo.callback(self._nri.removed, described)
+            if missing := [str(source) for source in mounts.values() if not source.exists()]:
+                raise PluginRefusal(f"error mounting {missing[0]}: no such file or directory")
             undo.callback(self._remove, identifier, cgroup)
             self._cgroups.make(cgroup)
             with self._lock:
@@ -158,8 +171,23 @@ class EmbeddedRuntime:
             self._sandbox_of[pod.cgroup_uid] = identifier
             self._nri.sandbox_runs(_sandbox(identifier, pod, annotations))
         return Instance(
-            identifier, process.pid, cgroup, environment, adjusted, began_on, began_near
+            identifier, process.pid, cgroup, environment, adjusted, began_on, began_near, mounts
         )
+
+    def update(self, instance: Instance, container: Container) -> None:
+        """Give a running container the cpu that it requests now.
+
+        The shares go to the NRI plugin, which may answer with CPUs; the small runtime only takes
+        note of them.
+
+        Raises:
+            PluginRefusal: the NRI plugin does not let it; nothing is changed.
+            HostError: the container's CPUs cannot be set.
+        """
+        if self._nri:
+            resources = nri_pb2.LinuxResources()
+            resources.cpu.shares.value = _shares(container)
+            self._nri.update(instance.id, resources)
 
     def stop(self, instance: Instance) -> None:
         """End a container and remove its cgroup."""
@@ -245,8 +273,11 @@ def _described(
         annotations=annotations,
         env=[f"{name}={value}" for name, value in environment.items()],
     )
-    shares = container.request_milli * _SHARES_PER_CPU // MILLI_PER_CPU
-    described.linux.resources.cpu.shares.value = shares
+    described.linux.resources.cpu.shares.value = _shares(container)
     if pod.qos is QoSClass.GUARANTEED:
         described.linux.oom_score_adj.value = _GUARANTEED_OOM_SCORE_ADJ
     return described
+
+
+def _shares(container: Container) -> int:
+    return container.request_milli * _SHARES_PER_CPU // MILLI_PER_CPU

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from cpupool.core.pools import NodePools
     from cpupool.core.requests import Resource
     from cpupool.core.topology import CPUTopology
-    from cpupool.core.workloads import ContainerID, ContainerRef, Pod, RuntimeContainer
+    from cpupool.core.workloads import ContainerID, Pod, RuntimeContainer
     from cpupool.manager.mirror_pods import PodName
     from cpupool.manager.offers import DeviceList
     from cpupool.manager.promises import Promise
@@ -195,14 +195,6 @@ class Manager:
             if different := sizes != facts.sizes:
                 self._take(replace(facts, sizes=sizes))
             return different
-
-    def resize(self, ref: ContainerRef, count: int) -> None:
-        """Give a running container another number of CPUs of its own.
-
-        Raises:
-            PlacementError: that is not possible; nothing has changed.
-        """
-        raise NotImplementedError
 
     def name_static_pods(self, names: Mapping[str, PodName]) -> None:
         """Take the kubelet's names of static pods: hash → pod."""

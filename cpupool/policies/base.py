@@ -160,7 +160,6 @@ class CPUManagerPolicy(ABC):
     asks_plugins: ClassVar[bool] = False
     sharers_stay: ClassVar[bool] = False
     beside_kubelet: ClassVar[bool] = False
-    resizes: ClassVar[bool] = False
     instead_of_kubelet: ClassVar[str] = ""
 
     @property

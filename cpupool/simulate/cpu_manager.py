@@ -1,21 +1,23 @@
 """A simulated CPU manager: the CPUs that its policy gives out, and the pods that own some.
 
 The decisions are the agent's, in `manager/choosing.py`. As on a node, a pod that does not fit waits
-until it fits; or, with `onMisfit: fail`, it is refused.
+until it fits; or, with `onMisfit: fail`, it is refused. A resize that does not fit is refused once:
+no kubelet tries it again.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from cpupool.core.cpu_manager import Misfit
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.errors import PodRefused
+from cpupool.core.errors import PlacementError, PodRefused
 from cpupool.core.grants import WHOLE_POD, PodOwner
 from cpupool.core.names import POLICY_CPUS
-from cpupool.core.workloads import ContainerID
+from cpupool.core.workloads import ContainerID, ContainerRef
 from cpupool.manager import choosing
 from cpupool.manager.choosing import Admission
 from cpupool.manager.facts import NodeFacts
@@ -27,20 +29,79 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from cpupool.core.assignments import Step
+    from cpupool.core.grants import Grants
     from cpupool.core.pools import NodePools
     from cpupool.core.topology import CPUTopology
     from cpupool.core.workloads import Pod
 
 
+class Resizing(Protocol):
+    """The way in which a policy gives a running container more or fewer CPUs of its own."""
+
+    def resized(
+        self,
+        facts: NodeFacts,
+        pods: tuple[Pod, ...],
+        decided: Admission,
+        ref: ContainerRef,
+        count: int,
+    ) -> Grants:
+        """Return the grants after a resize of a container that owns CPUs.
+
+        Args:
+            facts: the node's facts.
+            pods: the pods of the node; that of the container requests the new number.
+            decided: the present decisions.
+            ref: the container.
+            count: how many CPUs it requests; 0 for no whole number.
+
+        Raises:
+            PlacementError: it keeps the CPUs that it has.
+        """
+        ...
+
+    def leaves(self, grants: Grants, ref: ContainerRef) -> bool:
+        """Return whether a container has CPUs that it must leave when its notice ends."""
+        ...
+
+    def settled(self, grants: Grants, ref: ContainerRef) -> Grants:
+        """Return the grants after a container has left these CPUs."""
+        ...
+
+    def notice_s(self, facts: NodeFacts, pod: Pod) -> float:
+        """Return how long the containers of a pod may stay on CPUs that they lose."""
+        ...
+
+
+def resizing_of(_facts: NodeFacts) -> Resizing | None:
+    """Return how the policy resizes containers; None if an owner keeps its CPUs until it ends."""
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Resized:
+    """The answer of the CPU manager to a resize.
+
+    Attributes:
+        refused: why the container keeps the CPUs that it has; empty for another answer.
+        ignored: whether it keeps them because the policy resizes no container.
+        served: the pods that have other CPUs now.
+    """
+
+    refused: str = ""
+    ignored: bool = False
+    served: tuple[Served, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A pod that has got CPUs of its own.
+    """A pod that has got CPUs of its own, or other ones.
 
     Attributes:
         pod: the pod.
         cpus: container → its CPUs; those of the whole pod where its containers share one set.
         reasons: container → why the policy chose its CPUs.
-        waited_for: why it had to wait; empty if it had its CPUs at once.
+        waited_for: why it had to wait; empty if it did not wait until now.
     """
 
     pod: Pod
@@ -63,6 +124,8 @@ class SimulatedCPUManager:
             pools=pools, configured=True, topology=topology, policy=policy, recovered=True
         )
         self._fails = pools.cpu_manager.on_misfit is Misfit.FAIL
+        self._resizing = resizing_of(self._facts)
+        self._notices: dict[ContainerRef, float] = {}
         self._pods: dict[str, Pod] = {}
         self._admission = Admission()
         self.room = Room.empty(topology, assignable(pools, topology) or CPUSet())
@@ -98,7 +161,7 @@ class SimulatedCPUManager:
             return
         self._pods[pod.uid] = _started(pod, at_s)
         before = self._admission
-        served = tuple(self._decide())
+        served = tuple(self._decide(before))
         refusal = self._admission.refused.get(pod.uid)
         if refusal and refusal.holds and self._fails:
             del self._pods[pod.uid]
@@ -111,23 +174,77 @@ class SimulatedCPUManager:
         """End a pod; yield the pods that get its CPUs."""
         if self._pods.pop(pod.uid, None) is None:
             return
+        self._notices = {ref: at_s for ref, at_s in self._notices.items() if ref.pod != pod.uid}
         grants = self._admission.grants.without({PodOwner(pod.uid)})
         refused = {uid: why for uid, why in self._admission.refused.items() if uid != pod.uid}
         self._admission = Admission(grants, refused)
         self.room.free = self.room.layout.cpus - grants.cpus
         if refused:
-            yield from self._decide()
+            yield from self._decide(self._admission)
 
-    def _decide(self) -> Iterator[Served]:
-        before, pods = self._admission, tuple(self._pods.values())
+    def resize(self, pod: Pod, container: str, count: int, at_s: float) -> Resized:
+        """Give a container of a running pod the CPUs that it requests now, if the policy does.
+
+        Args:
+            pod: the pod with its new requests.
+            container: the container.
+            count: how many CPUs it requests; 0 for no whole number.
+            at_s: the time.
+        """
+        before, earlier = self._admission, self._pods.get(pod.uid)
+        self._pods[pod.uid] = _started(pod, at_s, earlier.created if earlier else "")
+        ref = ContainerRef(pod.uid, container)
+        has = before.grants.part(pod.uid, POLICY_CPUS, container)
+        if has and len(has) != count:
+            if not self._resizing:
+                return Resized(ignored=True)
+            try:
+                grants = self._resizing.resized(*self._now(), before, ref, count)
+            except PlacementError as error:
+                return Resized(refused=error.as_kubelet)
+            self._admission = replace(before, grants=grants)
+            self._notices.pop(ref, None)
+            if self._resizing.leaves(grants, ref):
+                self._notices[ref] = at_s + self._resizing.notice_s(self._facts, pod)
+            return Resized(served=tuple(self._decide(before)))
+        served = tuple(self._decide(before))
+        refusal = self._admission.refused.get(pod.uid)
+        if refusal and pod.uid not in before.refused:
+            # It runs already, so it goes on as before.
+            self._admission = before
+            if earlier:
+                self._pods[pod.uid] = earlier
+            else:
+                del self._pods[pod.uid]
+        return Resized(refusal.error.as_kubelet if refusal else "", served=served)
+
+    @property
+    def next_end_s(self) -> float:
+        """The time at which the next notice ends; infinite for none."""
+        return min(self._notices.values(), default=math.inf)
+
+    def end_notices(self, at_s: float) -> Iterator[Served]:
+        """End the notices that last until now; yield the pods that get the CPUs."""
+        before, grants = self._admission, self._admission.grants
+        for ref in [ref for ref, end_s in self._notices.items() if end_s <= at_s]:
+            del self._notices[ref]
+            grants = self._resizing.settled(grants, ref) if self._resizing else grants
+        self._admission = replace(before, grants=grants)
+        yield from self._decide(before)
+
+    def _now(self) -> tuple[NodeFacts, tuple[Pod, ...]]:
         # Devices of other plugins are not simulated: every node is as good for a pod.
         facts = replace(self._facts, device_nodes={uid: {} for uid in self._pods})
-        self._admission = choosing.admit(facts, pods, before)
+        return facts, tuple(self._pods.values())
+
+    def _decide(self, before: Admission) -> Iterator[Served]:
+        """Choose CPUs for pods that lack some; yield those that have others than before."""
+        self._admission = choosing.admit(*self._now(), self._admission)
         grants = self._admission.grants
         self.room.free = self.room.layout.cpus - grants.cpus
         for uid, pod in self._pods.items():
             grant = grants.all.get((PodOwner(uid), POLICY_CPUS))
-            if grant and grant.parts and not before.grants.parts(uid, POLICY_CPUS):
+            if grant and grant.parts != before.grants.parts(uid, POLICY_CPUS):
                 refusal = before.refused.get(uid)
                 names = self.wants(pod)
                 cpus = {name: grant.part(name) for name in names}
@@ -135,9 +252,9 @@ class SimulatedCPUManager:
                 yield Served(pod, cpus, reasons, refusal.error.as_kubelet if refusal else "")
 
 
-def _started(pod: Pod, at_s: float) -> Pod:
+def _started(pod: Pod, at_s: float, created: str = "") -> Pod:
     """Return a pod whose containers the runtime has reported, with its age."""
-    created = datetime.fromtimestamp(at_s, UTC).isoformat(timespec="microseconds")
+    created = created or datetime.fromtimestamp(at_s, UTC).isoformat(timespec="microseconds")
     containers = tuple(
         replace(container, id=ContainerID(container.name)) for container in pod.containers
     )

@@ -9,7 +9,8 @@ that a simulation can compare choosers.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
 from cpupool.core.assignments import Step
@@ -20,7 +21,7 @@ from cpupool.core.names import POLICY_CPUS
 from cpupool.core.pools import MILLI_PER_CPU
 from cpupool.core.quantity import as_quantity
 from cpupool.core.workloads import ContainerKind, PodUID
-from cpupool.local import devices
+from cpupool.local import devices, node_fit
 from cpupool.policies.layout import Level
 from cpupool.simulate import workload
 from cpupool.simulate.alignment import Alignment
@@ -28,7 +29,7 @@ from cpupool.simulate.cpu_manager import SimulatedCPUManager
 from cpupool.simulate.pool import SimulatedPool
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from cpupool.core.cpu_manager import TopologyPolicy
     from cpupool.core.pools import NodePools, Pool
@@ -113,6 +114,38 @@ class Moment:
     behind_one_cache: float | None
 
 
+class Outcome(Enum):
+    """How a resize of a container ended."""
+
+    SERVED = "served"
+    """It has the cpu that it requests."""
+    REFUSED = "refused"
+    """It keeps what it has, because it cannot have what it requests."""
+    IGNORED = "ignored"
+    """It keeps the CPUs that it owns, because the policy resizes no container."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResizeRecord:
+    """A resize of a container in place.
+
+    Attributes:
+        at_s: the time.
+        container: `namespace/pod/container`.
+        had_milli: its cpu request before, in milli-CPUs.
+        requested_milli: its cpu request from now on.
+        outcome: how the resize ended.
+        why: why it was refused; empty for another outcome.
+    """
+
+    at_s: float
+    container: str
+    had_milli: int
+    requested_milli: int
+    outcome: Outcome
+    why: str = ""
+
+
 def container_name(pod: Pod, container: Container) -> str:
     """Return `namespace/pod/container`."""
     return f"{pod.namespace}/{pod.name}/{container.name}"
@@ -130,6 +163,7 @@ class SimulatedPod:
         reusable: exclusive pool → the ids that its finished init containers had.
         placements: the CPUs of each container.
         alignment: the alignment of its containers.
+        own_alignment: the part of it that comes from CPUs of the CPU manager policy.
     """
 
     pod: Pod
@@ -139,6 +173,7 @@ class SimulatedPod:
     reusable: dict[str, IDs] = field(default_factory=dict)
     placements: list[PlacementRecord] = field(default_factory=list)
     alignment: Alignment = field(default_factory=Alignment)
+    own_alignment: Alignment = field(default_factory=Alignment)
 
     @property
     def wait_s(self) -> float | None:
@@ -227,6 +262,60 @@ class SimulatedNode:
                 self._note_misfit(admitted, at_s)
                 self._serve(tuple(self._cpu_manager.end(pod)), at_s)
 
+    def resize(self, pod: Pod, containers: Collection[str], at_s: float) -> Iterator[ResizeRecord]:
+        """Resize containers of a pod as the kubelet does: decreases first, up to the first error.
+
+        Args:
+            pod: the pod with its new requests; a refused pod is not there.
+            containers: the containers with another request.
+            at_s: the time.
+        """
+        if (admitted := self._running.get(pod.uid)) is None:
+            return
+        before = {each.name: each.request_milli for each in admitted.pod.containers}
+        asked = {each.name: each.request_milli for each in pod.containers}
+        why = self._misfit_of_resize(admitted.pod, pod)
+        if not why:
+            self._promised_milli += pod.request_milli - admitted.pod.request_milli
+            admitted.pod = pod
+        ordered: list[str] = []
+        for name in (each.name for each in pod.containers if each.name in containers):
+            ordered.insert(0 if asked[name] < before[name] else len(ordered), name)
+        for name in ordered:
+            full_name = f"{pod.namespace}/{pod.name}/{name}"
+            made = ResizeRecord(at_s, full_name, before[name], asked[name], Outcome.REFUSED, why)
+            if why:
+                yield made
+                continue
+            outcome, refused = self._resize_one(pod, name, at_s)
+            yield replace(made, outcome=outcome, why=refused)
+            why = refused and f"container {name} is resized first"
+
+    def _misfit_of_resize(self, before: Pod, pod: Pod) -> str:
+        """Return why the kubelet does not take the new requests of a pod; empty if it does."""
+        if not self._cpu_manager:
+            return ""
+        capacity_milli = self._cpu_manager.room.size * MILLI_PER_CPU
+        used_milli = self._promised_milli - before.request_milli
+        misfit = node_fit.pending(pod.request_milli, used_milli, capacity_milli)
+        return f"{misfit.reason}: {misfit.message}" if misfit else ""
+
+    def _resize_one(self, pod: Pod, name: str, at_s: float) -> tuple[Outcome, str]:
+        (container,) = (each for each in pod.containers if each.name == name)
+        if not self._cpu_manager:
+            return Outcome.SERVED, ""
+        resized = self._cpu_manager.resize(pod, name, container.whole_cpus, at_s)
+        self._serve(resized.served, at_s)
+        if resized.ignored:
+            return Outcome.IGNORED, ""
+        return (Outcome.REFUSED if resized.refused else Outcome.SERVED), resized.refused
+
+    def end_notices(self, until_s: float) -> Iterator[float]:
+        """End the notices of resizes until a time; yield the time of each end after it."""
+        while self._cpu_manager and (at_s := self._cpu_manager.next_end_s) <= until_s:
+            self._serve(tuple(self._cpu_manager.end_notices(at_s)), at_s)
+            yield at_s
+
     def finish(self, at_s: float) -> int:
         """Note the pods that still wait; return how many these are."""
         for admitted in self._running.values():
@@ -259,7 +348,9 @@ class SimulatedNode:
         """Note the CPUs that the CPU manager policy has given to pods."""
         for now in served:
             admitted = self._running[now.pod.uid]
-            waited_s = at_s - admitted.at_s
+            waited_s = self._forget_own(admitted)
+            if now.waited_for:
+                waited_s = at_s - admitted.at_s
             layout = self._rooms[POLICY_CPUS].layout
             found = Alignment()
             for container in now.pod.containers:
@@ -282,7 +373,16 @@ class SimulatedNode:
                 )
                 found.add(Alignment.of({POLICY_CPUS: cpus}, {POLICY_CPUS: layout}))
             admitted.alignment.add(found)
+            admitted.own_alignment = found
             self._alignment.add(found)
+
+    def _forget_own(self, admitted: SimulatedPod) -> float:
+        """Forget the CPUs that the policy gave a pod before; return how long the pod waited."""
+        own = [each for each in admitted.placements if each.pool == POLICY_CPUS]
+        admitted.placements[:] = [each for each in admitted.placements if each.pool != POLICY_CPUS]
+        admitted.alignment.remove(admitted.own_alignment)
+        self._alignment.remove(admitted.own_alignment)
+        return max((each.waited_s for each in own), default=0.0)
 
     def _note_misfit(self, admitted: SimulatedPod, at_s: float) -> None:
         """Note a pod that still waits, or shares for good."""

@@ -6,6 +6,7 @@ does not fit does not wait: it is refused, with the reason.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Final
@@ -30,7 +31,13 @@ from cpupool.policies.built_in import CHOOSING
 from cpupool.policies.layout import Layout, Level
 from cpupool.policies.pools import preferred_cpus
 from cpupool.simulate.alignment import Alignment
-from cpupool.simulate.node import PlacementRecord, SimulatedNode, container_name
+from cpupool.simulate.node import (
+    Outcome,
+    PlacementRecord,
+    ResizeRecord,
+    SimulatedNode,
+    container_name,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -78,6 +85,9 @@ class Summary:
         waited: how many of the admitted pods waited for CPUs of the CPU manager policy.
         waited_s: how long these pods waited, the mean; until the end for a pod that waits then.
         waiting_at_end: how many pods wait at the end.
+        resizes_served: how many containers got the cpu of a resize.
+        resizes_refused: how many did not get it.
+        resizes_ignored: how many keep the CPUs that they own, because the policy resizes none.
         on_one_node: the share of containers on one NUMA node, among the containers that could be on
             one node if the pool were empty; None without such containers.
         behind_one_cache: the same for L3 caches.
@@ -92,6 +102,9 @@ class Summary:
     waited: int
     waited_s: float
     waiting_at_end: int
+    resizes_served: int
+    resizes_refused: int
+    resizes_ignored: int
     on_one_node: float | None
     behind_one_cache: float | None
     utilisation: float
@@ -110,6 +123,7 @@ class SimulationResult:
         placements: the CPUs of containers, or their refusals, in the order of arrival.
         running: the placements of pods that run at the end.
         refusals: the pods that did not fit.
+        resizes: the resizes of containers in place, in the order of time.
     """
 
     summary: Summary
@@ -117,6 +131,7 @@ class SimulationResult:
     placements: tuple[PlacementRecord, ...]
     running: tuple[PlacementRecord, ...]
     refusals: tuple[Refusal, ...]
+    resizes: tuple[ResizeRecord, ...] = ()
 
 
 def compare(
@@ -222,10 +237,21 @@ def run(
     # A pod that waits gets its placements later.
     placements: list[list[PlacementRecord]] = []
     refusals: list[Refusal] = []
+    resizes: list[ResizeRecord] = []
     series: list[Moment] = []
+
+    def note(at_s: float) -> None:
+        if series and series[-1].at_s == at_s:
+            series.pop()
+        series.append(node.moment(at_s))
+
     for event in events:
+        for end_s in node.end_notices(event.at_s):
+            note(end_s)
         if event.ends:
             node.end(event.pod, event.at_s)
+        elif event.resize:
+            resizes += node.resize(event.pod, event.resize, event.at_s)
         else:
             try:
                 admitted.append(node.admit(event.pod, event.at_s))
@@ -233,16 +259,17 @@ def run(
             except PodRefused as error:
                 refusals.append(Refusal(event.at_s, str(error)))
                 placements.append(list(_nothing(event, str(error), node.wants(event.pod))))
-        if series and series[-1].at_s == event.at_s:
-            series.pop()
-        series.append(node.moment(event.at_s))
+        note(event.at_s)
+    for end_s in node.end_notices(series[-1].at_s):
+        note(end_s)
     waiting = node.finish(series[-1].at_s)
     return SimulationResult(
-        _summary(series, admitted, len(refusals), waiting),
+        _summary(series, admitted, len(refusals), waiting, resizes),
         tuple(series),
         tuple(chain.from_iterable(placements)),
         tuple(node.placements()),
         tuple(refusals),
+        tuple(resizes),
     )
 
 
@@ -256,7 +283,11 @@ def _nothing(event: Event, why: str, wants: Mapping[str, int]) -> Iterator[Place
 
 
 def _summary(
-    series: Sequence[Moment], admitted: Sequence[SimulatedPod], refused: int, waiting: int
+    series: Sequence[Moment],
+    admitted: Sequence[SimulatedPod],
+    refused: int,
+    waiting: int,
+    resizes: Sequence[ResizeRecord],
 ) -> Summary:
     spans = [(sample, other.at_s - sample.at_s) for sample, other in pairwise(series)]
     last = series[-1]
@@ -264,6 +295,7 @@ def _summary(
     weighed = spans or [(last, 1.0)]
     whole_s = sum(span_s for _, span_s in weighed)
     alignment = Alignment.total(pod.alignment for pod in admitted)
+    outcomes = Counter(resize.outcome for resize in resizes)
     waits_s = [wait_s for pod in admitted if (wait_s := pod.wait_s) is not None]
     return Summary(
         admitted=len(admitted),
@@ -271,6 +303,9 @@ def _summary(
         waited=len(waits_s),
         waited_s=sum(waits_s) / (len(waits_s) or 1),
         waiting_at_end=waiting,
+        resizes_served=outcomes[Outcome.SERVED],
+        resizes_refused=outcomes[Outcome.REFUSED],
+        resizes_ignored=outcomes[Outcome.IGNORED],
         on_one_node=alignment.share(Level.NODE),
         behind_one_cache=alignment.share(Level.UNCORE),
         utilisation=sum(sample.utilisation * span_s for sample, span_s in weighed) / whole_s,

@@ -8,8 +8,10 @@ One JSON object per line, in the order of time. A pod comes with its containers:
 `"sidecar"`. `"cpu": 2` is a native request. A pod with native requests is Guaranteed, unless the
 line says `"qos": "Burstable"`. `"cpu"` beside `"containers"` is the pod's own request, which
 replaces theirs, and `"overhead"` the cpu of its sandbox. `"labels"` and `"annotations"` are
-Koordinator's, as `{"koordinator.sh/qosClass": "LSR"}`. A pod goes with:
+Koordinator's, as `{"koordinator.sh/qosClass": "LSR"}`. Containers of a pod have other native
+requests from a resize in place on, and the pod goes, with:
 
+    {"at_s": 4, "pod": "ns/web", "resize": {"c": 4}}
     {"at_s": 9.5, "pod": "ns/web", "ends": true}
 """
 
@@ -75,14 +77,15 @@ _Line = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A pod that comes, or goes.
+    """A pod that comes, is resized, or goes.
 
     Attributes:
         at_s: the time, in seconds from the beginning.
-        pod: the pod; its UID is `namespace/name`.
+        pod: the pod; its UID is `namespace/name`. After a resize it has the new requests.
         ends: whether it goes.
         labels: its labels that have an effect here; `pod` has what they say.
         annotations: its annotations that have one, the one that splits a pod's CPUs among them.
+        resize: the containers of a pod that is resized in place; empty for another event.
     """
 
     at_s: float
@@ -90,6 +93,7 @@ class Event:
     ends: bool = False
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
+    resize: tuple[str, ...] = ()
 
 
 def pod_of(
@@ -119,6 +123,29 @@ def arrival(
     return Event(
         at_s, replace(pod, orchestration=parsed), labels=dict(labels), annotations=dict(annotations)
     )
+
+
+def resizing(at_s: float, pod: Pod, milli: Mapping[str, int]) -> Event:
+    """Return the resize of a pod in place.
+
+    Args:
+        at_s: the time.
+        pod: the pod before.
+        milli: container → its new native request in milli-CPUs.
+    """
+    guaranteed = _guaranteed(pod)
+    containers = tuple(
+        replace(
+            each,
+            request_milli=milli[each.name],
+            whole_cpus=_whole(milli[each.name]) if guaranteed else 0,
+        )
+        if each.name in milli
+        else each
+        for each in pod.containers
+    )
+    resized = tuple(each.name for each in containers if each.name in milli)
+    return Event(at_s, replace(pod, containers=containers), resize=resized)
 
 
 def arrival_of(body: Body, names: Names) -> Event:
@@ -202,10 +229,10 @@ def _line(event: Event) -> dict[str, object]:
     line: dict[str, object] = {"at_s": event.at_s, "pod": str(event.pod.uid)}
     if event.ends:
         return line | {"ends": True}
-    if any(
-        _whole(container.request_milli) != container.whole_cpus
-        for container in event.pod.containers
-    ):
+    if event.resize:
+        asked = {each.name: _cpus(each.request_milli) for each in event.pod.containers}
+        return line | {"resize": {name: asked[name] for name in event.resize}}
+    if not _guaranteed(event.pod):
         line["qos"] = QoSClass.BURSTABLE.value
     texts = {"labels": dict(event.labels), "annotations": dict(event.annotations)}
     line |= {key: found for key, found in texts.items() if found}
@@ -214,6 +241,11 @@ def _line(event: Event) -> dict[str, object]:
     if event.pod.overhead_milli:
         line[_OVERHEAD] = _cpus(event.pod.overhead_milli)
     return line | {"containers": [_container(container) for container in event.pod.containers]}
+
+
+def _guaranteed(pod: Pod) -> bool:
+    """Return whether containers of a pod own the whole CPUs that they request."""
+    return all(_whole(each.request_milli) == each.whole_cpus for each in pod.containers)
 
 
 def _container(container: Container) -> dict[str, object]:
@@ -238,7 +270,13 @@ def _whole(milli: int) -> int:
 
 
 def made_up(
-    topology: CPUTopology, pools: NodePools, count: int, *, seed: int, load: float
+    topology: CPUTopology,
+    pools: NodePools,
+    count: int,
+    *,
+    seed: int,
+    load: float,
+    resizes: float = 0,
 ) -> Iterator[Event]:
     """Generate a trace: Poisson arrivals, exponential lifetimes with a mean of an hour.
 
@@ -255,6 +293,8 @@ def made_up(
         count: how many pods come.
         seed: the same seed generates the same trace.
         load: how much of each pool the pods would hold on average if none were refused; 1 is all.
+        resizes: the share of the pods with CPUs of a CPU manager policy that are resized once in
+            their life, to another size.
 
     Raises:
         ConfigError: neither a pool nor a CPU manager policy has CPUs to give.
@@ -271,18 +311,26 @@ def made_up(
         for resource, weights in sizes.items()
     ]
     now_s = 0.0
-    running: list[tuple[float, int, Pod]] = []
+    planned: list[tuple[float, int, bool, Event]] = []
     for number in range(count):
         now_s += dice.expovariate(sum(rates))
-        while running and running[0][0] <= now_s:
-            end_s, _, pod = heappop(running)
-            yield Event(round(end_s, 3), pod, ends=True)
+        while planned and planned[0][0] <= now_s:
+            *_, event = heappop(planned)
+            yield event
         (resource,) = dice.choices(list(sizes), rates)
         (amount,) = dice.choices(list(sizes[resource]), list(sizes[resource].values()))
         pod = pod_of(f"random/pod-{number}", [_requesting(resource, amount)])
         comes = arrival(round(now_s, 3), pod, _LSR if resource is POLICY_CPUS else {}, {})
         yield comes
-        heappush(running, (now_s + dice.expovariate(1 / MEAN_LIFETIME_S), number, comes.pod))
+        end_s, pod = now_s + dice.expovariate(1 / MEAN_LIFETIME_S), comes.pod
+        others = [size for size in sizes[resource] if size != amount]
+        # Without resizes the same seed makes the same pods as ever.
+        if resizes and resource is POLICY_CPUS and others and dice.random() < resizes:
+            at_s, milli = dice.uniform(now_s, end_s), dice.choice(others) * MILLI_PER_CPU
+            resize = resizing(round(at_s, 3), pod, {each.name: milli for each in pod.containers})
+            heappush(planned, (at_s, number, False, resize))
+            pod = resize.pod
+        heappush(planned, (end_s, number, True, Event(round(end_s, 3), pod, ends=True)))
 
 
 def _capacities(topology: CPUTopology, pools: NodePools) -> Iterator[tuple[Resource, _Amounts]]:
@@ -346,6 +394,8 @@ class _Reader:
         full_name = _full_name(found.get("pod"))
         if "ends" in found:
             return Event(at_s, self._ending(full_name, found), ends=True)
+        if "resize" in found:
+            return self._resized(at_s, full_name, found)
         return self._coming(at_s, full_name, found)
 
     def _ending(self, full_name: str, found: _Line) -> Pod:
@@ -355,6 +405,32 @@ class _Reader:
         if full_name not in self._present:
             raise _LineError(f"{full_name} ends, but is not there", "let it come on a line before")
         return self._present.pop(full_name)
+
+    def _resized(self, at_s: float, full_name: str, found: _Line) -> Event:
+        _allow_only(found, "an event", "at_s", "pod", "resize")
+        asked = found["resize"]
+        if not isinstance(asked, dict) or not asked:
+            raise _LineError(f"resize is {_shown(asked)}", 'write {"container": CPUs, ...}')
+        if (pod := self._present.get(full_name)) is None:
+            what = f"{full_name} is resized, but is not there"
+            raise _LineError(what, "let it come on a line before")
+        containers = {each.name: each for each in pod.containers}
+        for name in asked:
+            if name not in containers:
+                known = ", ".join(containers)
+                raise _LineError(f"{full_name} has no container {_shown(name)}", f"use {known}")
+            if containers[name].kind is ContainerKind.INIT:
+                what = f"{name} is an init container"
+                raise _LineError(what, "resize an app container or a sidecar")
+            if not containers[name].request_milli:
+                what = f"{name} requests no cpu, so no resize can change it"
+                raise _LineError(what, "let it come with a cpu, or leave it out")
+        milli = {name: _milli(name, cpus) for name, cpus in asked.items()}
+        if none := [name for name, amount in milli.items() if not amount]:
+            raise _LineError(f"the cpu of {none[0]} is 0", "write a number of CPUs above 0")
+        event = resizing(at_s, pod, milli)
+        self._present[full_name] = event.pod
+        return event
 
     def _coming(self, at_s: float, full_name: str, found: _Line) -> Event:
         keys = ("at_s", "pod", "containers", "qos", _LEVEL, _OVERHEAD, "labels", "annotations")

@@ -61,6 +61,7 @@ ELSEWHERE = {
         *("policies/accumulators/balance", "policies/base"),
         *("policies/barred", "policies/none/policy"),
     },
+    "tests/unit/local/test_resize.py": {"local/node_fit"},
     "tests/unit/agent/cpusetter": {"enforce/announcer", "enforce/directories"},
     "tests/unit/qrm/test_resource_manager.py": {"qrm/plugin_worker"},
     "tests/unit/qrm/test_plugin_reports.py": {"qrm/plugin_metrics"},
@@ -92,7 +93,9 @@ ELSEWHERE = {
 WHOLE = {
     "config/qrm": "a CPU manager policy with rules of its own",
     "commands/inputs": "what every command makes of its files",
+    "local/resize": "a pod that is resized in place, by the kubelet and the runtime",
     "manager/mixed_cpus": "shared CPUs beside exclusive ones, in several modules",
+    "simulate/resizes": "containers that are resized in place, in traces and on a node",
 }
 """Test modules about a part of a room, and which."""
 

@@ -88,7 +88,7 @@ class Resizes(RuleBasedStateMachine):
         return placed.cpus
 
     def all_own(self) -> dict[ContainerRef, resizing.OwnCPUs]:
-        return dict(resizing.own_cpus(*self.manager.snapshot()))
+        return dict(resizing.own_cpus(self.manager.snapshot(), {}))
 
     def owners(self) -> list[str]:
         found = self.all_own()

@@ -166,7 +166,7 @@ _STAYS_MILLI = 500
 
 
 def natively(topology: CPUTopology, pools: NodePools) -> Iterator[Event]:
-    """Let pods come that fit the node's allocatable cpu, and go in any order.
+    """Let pods come that fit the node's allocatable cpu, be resized, and go in any order.
 
     The first pod stays: its CPUs show that the agent has released those of a pod that has gone.
     """
@@ -181,6 +181,12 @@ def natively(topology: CPUTopology, pools: NodePools) -> Iterator[Event]:
         whole = 0 if milli % 1000 else milli // 1000
         asking = Container("main", request_milli=milli, whole_cpus=whole)
         pod = workload.pod_of(f"default/pod-{number:02}", [asking])
+        owners = [at for at, one in enumerate(running) if one.containers[0].whole_cpus]
+        if owners and dice.random() < 0.3:
+            at = dice.choice(owners)
+            less = workload.resizing(number, running[at], {"main": dice.choice((500, 2000))})
+            running[at] = less.pod
+            yield less
         taken = _STAYS_MILLI + sum(one.containers[0].request_milli for one in running)
         if taken + milli <= 1000 * len(assignable(pools, topology) or ()):
             running.append(pod)
@@ -198,10 +204,12 @@ def test_pods_own_the_cpus_of_the_policy_that_the_simulation_gives_them(folder: 
             here: dict[str, PodUID] = {}
             for number, event in enumerate(events, start=1):
                 name = event.pod.name
+                milli = event.pod.containers[0].request_milli
                 if event.ends:
                     world.node.delete_pod(here.pop(name))
+                elif event.resize:
+                    world.node.resize(here[name], {"main": f"{milli}m"})
                 else:
-                    milli = event.pod.containers[0].request_milli
                     here[name] = run(world, name, main=f"{milli}m").uid
                 outcome = simulation.compare(topology, pools, events[:number], [STATIC])[STATIC]
                 assert not outcome.refusals
@@ -210,5 +218,6 @@ def test_pods_own_the_cpus_of_the_policy_that_the_simulation_gives_them(folder: 
                 everyone = dict.fromkeys(world.containers(), str(shared))
                 owners = {pod: str(cpus) for pod, cpus in own.items() if cpus}
                 world.await_containers(everyone | owners)
+    assert outcome.summary.resizes_ignored > 1
     # Some waited and got their CPUs, some waited for nothing.
     assert {bool(one.held) for one in outcome.placements if one.waited_s} == {True, False}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from cpupool.commands.shell import door
 from cpupool.core.cpuset import CPUSet
+from cpupool.core.quantity import as_quantity
 from cpupool.manager import status_json
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 _SHOWN: Final = 5
 _WAITING: Final = ("policy", "pods held", "for a mean of", "held at the end")
 """The titles about pods that wait for CPUs of a CPU manager policy."""
+_RESIZES: Final = ("policy", "resizes served", "refused", "ignored")
 _TITLES: Final = (
     "policy",
     "pods\nin",
@@ -39,6 +41,7 @@ def to_json(outcome: SimulationResult) -> dict[str, Any]:
         "summary": asdict(outcome.summary),
         "series": [asdict(moment) for moment in outcome.series],
         "refusals": [asdict(refusal) for refusal in outcome.refusals],
+        "resizes": [{**asdict(each), "outcome": each.outcome.value} for each in outcome.resizes],
         "containers": [_container_as_json(placement) for placement in outcome.placements],
     }
 
@@ -102,11 +105,21 @@ def show(
         if each.shares
     ]
     _list(shares, out)
+    resizes = [
+        f"Resize refused at {each.at_s:g} s: {each.container}: from cpu"
+        f" {as_quantity(each.had_milli)} to {as_quantity(each.requested_milli)}: {each.why}"
+        for each in first.resizes
+        if each.why
+    ]
+    _list(resizes, out)
     compared = (_summary_cells(policy, outcome) for policy, outcome in outcomes.items())
     drawing.show(drawing.table(_TITLES, compared), out)
     if chooses:
         waits = (_waiting_cells(policy, outcome.summary) for policy, outcome in outcomes.items())
         drawing.show(drawing.table(_WAITING, waits), out)
+    if any(outcome.resizes for outcome in outcomes.values()):
+        ends = (_resize_cells(policy, outcome.summary) for policy, outcome in outcomes.items())
+        drawing.show(drawing.table(_RESIZES, ends), out)
 
 
 def _list(lines: Sequence[str], out: TextIO) -> None:
@@ -158,6 +171,11 @@ def _waiting_cells(policy: str, found: Summary) -> tuple[str, ...]:
     held = f"{found.waited} ({found.waited / (found.admitted or 1):.0%})"
     mean = f"{found.waited_s:,.0f} s" if found.waited else "-"
     return policy, held, mean, str(found.waiting_at_end)
+
+
+def _resize_cells(policy: str, found: Summary) -> tuple[str, ...]:
+    ends = (found.resizes_served, found.resizes_refused, found.resizes_ignored)
+    return policy, *map(str, ends)
 
 
 def _percent(share: float | None) -> str:

@@ -225,6 +225,43 @@ def test_dynamic_serves_pods_that_are_not_resized_as_static_does(
     assert found["dynamic"]["summary"] == found["static"]["summary"]
 
 
+RESIZES = """\
+{"at_s": 0, "pod": "ns/own", "containers": [{"name": "c", "cpu": 2}]}
+{"at_s": 1, "pod": "ns/own", "resize": {"c": 4}}
+{"at_s": 2, "pod": "ns/own", "resize": {"c": 99.5}}
+"""
+
+
+def test_resizes_are_listed_and_counted_where_there_are_some(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pools, trace = written(tmp_path, POLICY_FILE, "pools.yaml"), written(tmp_path, RESIZES)
+    arguments = ["simulate", *EXAMPLE[:2], "--pools", pools, "--policy", "static"]
+
+    assert cli.main([*arguments, "--trace", trace]) == 0
+    shown = capsys.readouterr().out
+    why = "Infeasible: Node didn't have enough capacity: cpu, requested: 99500, capacity: 62000"
+    assert f"Resize refused at 2 s: ns/own/c: from cpu 4 to 99500m: {why}\n" in shown
+    assert shown.splitlines()[-1].split() == ["static", "0", "1", "1"]
+
+    assert cli.main([*arguments, "--trace", trace, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)["policies"]["static"]
+    assert document["summary"]["resizes_ignored"] == 1
+    assert document["resizes"][1] == {
+        "at_s": 2,
+        "container": "ns/own/c",
+        "had_milli": 4000,
+        "requested_milli": 99500,
+        "outcome": "refused",
+        "why": why,
+    }
+
+    assert cli.main([*arguments, "--random", "40", "--resizes", "0.5"]) == 0
+    assert "resizes served" in capsys.readouterr().out
+    assert cli.main([*arguments, "--random", "40"]) == 0
+    assert "resizes served" not in capsys.readouterr().out
+
+
 def test_manifests_that_wait_for_cpus_do_not_fit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,138 +3,35 @@
 from __future__ import annotations
 
 import os
-import threading
-from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import HostFileError
-from cpupool.core.names import REQUIRED_PLUGINS, Names
+from cpupool.core.names import REQUIRED_PLUGINS
 from cpupool.host.cgroupfs import CgroupFS
 from cpupool.local.cgroups import EmulatedCgroups
 from cpupool.local.node import EmbeddedNode
-from cpupool.runtime.nri.connection import Connection
-from cpupool.runtime.nri.messages import (
-    Adjustment,
-    CreateContainer,
-    Ended,
-    SandboxRemoved,
-    SandboxStarted,
-    StartContainer,
-    Started,
-    Synchronize,
-    Update,
-    Updated,
-)
-from cpupool.runtime.nri.session import Session
+from cpupool.runtime.nri import session
+from cpupool.runtime.nri.messages import Update
+from cpupool.runtime.nri.resources import write_adjustment
+from tests.nri_scripted import CPU, Plugin
 from tests.waiting import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
-    from cpupool.core.workloads import ContainerID
-    from cpupool.runtime.nri.messages import Message, NRIContainer
+    from cpupool.api import nri_pb2
+    from cpupool.runtime.nri.messages import Adjustment
 
 HERE = CPUSet(os.sched_getaffinity(0))
-CPU = CPUSet.of(HERE.first)
 MACHINE = CPUSet.parse("0-7") | HERE
 
 
-class Plugin:
-    """A plugin that answers every question as its attributes say.
-
-    Attributes:
-        heard: the events, as a word and the name of a container or a pod.
-        containers: name → its last id.
-        names: id → name.
-        refuses: the container that it does not let the runtime create.
-        stops: the container that it does not let the runtime start.
-        leaves: the container at whose creation it hangs up.
-        updates: what it changes with the next creation.
-        leaving: called before it hangs up.
-    """
-
-    def __init__(self, node: EmbeddedNode) -> None:
-        self.heard: list[tuple[str, str]] = []
-        self.containers: dict[str, ContainerID] = {}
-        self.names: dict[ContainerID, str] = {}
-        self.seen: dict[str, NRIContainer] = {}
-        self.running: list[str] = []
-        self.updated: list[Updated] = []
-        self.refuses = self.stops = self.leaves = ""
-        self.updates: list[Update] = []
-        self.leaving: Callable[[], None] = lambda: None
-        self._connection = Connection.to(node.root.nri_socket, 1)
-        self._session = Session("test", "10", Names())
-        self._lock = threading.Lock()
-        self._ended = False
-        self._session.register()
-        self._thread = threading.Thread(target=self._run, name="plugin")
-        self._thread.start()
-        eventually(lambda: node.plugged, "the plugin is synchronised")
-
-    def update(self, *updates: Update) -> None:
-        with self._lock:
-            self._session.update(updates)
-            self._connection.send(self._session.outgoing())
-
-    def close(self) -> None:
-        self._ended = True
-        self._connection.wake()
-        self._thread.join()
-
-    def _run(self) -> None:
-        with closing(self._connection):
-            while not self._ended:
-                with self._lock:
-                    self._connection.send(self._session.outgoing())
-                if (data := self._connection.receive(None)) == b"":
-                    return
-                with self._lock:
-                    for message in self._session.receive(data or b""):
-                        self._hear(message)
-
-    def _hear(self, message: Message) -> None:
-        match message:
-            case Synchronize():
-                self.running = [one.known.name for one in message.containers if one.known]
-                self._session.answer_synchronize(message.call, ())
-            case CreateContainer(container=container) if container.known:
-                self._create(message.call, container, container.known.name)
-            case StartContainer(container=container) if container.known:
-                name = container.known.name
-                self.heard.append(("start", name))
-                if name == self.stops:
-                    self._session.refuse(message.call, "occupied")
-                else:
-                    self._session.answer_start(message.call)
-            case Started(container=container) if container.known:
-                self.heard.append(("Started", container.known.name))
-            case Ended(id=identifier):
-                self.heard.append(("Ended", self.names[identifier]))
-            case SandboxStarted(sandbox=sandbox):
-                self.heard.append(("sandbox", sandbox.pod_name))
-            case SandboxRemoved():
-                self.heard.append(("sandbox removed", ""))
-            case Updated():
-                self.updated.append(message)
-
-    def _create(self, call: int, container: NRIContainer, name: str) -> None:
-        self.heard.append(("create", name))
-        self.seen[name] = container
-        if name == self.leaves:
-            self.leaving()
-            self._ended = True
-        elif name == self.refuses:
-            self._session.refuse(call, "no CPUs")
-        else:
-            self.containers[name] = container.id
-            self.names[container.id] = name
-            adjustment = Adjustment(CPU, {"EXCLUSIVE_CPUS": str(CPU)}, {"a/b": "c"})
-            self._session.answer_create(call, adjustment, self.updates)
+def plugin_of(node: EmbeddedNode) -> Plugin:
+    return Plugin(node.root.nri_socket, lambda: node.plugged)
 
 
 @pytest.fixture
@@ -145,7 +42,7 @@ def node(folder: Path) -> Iterator[EmbeddedNode]:
 
 @pytest.fixture
 def plugin(node: EmbeddedNode) -> Iterator[Plugin]:
-    plugin = Plugin(node)
+    plugin = plugin_of(node)
     yield plugin
     plugin.close()
 
@@ -257,15 +154,36 @@ def test_without_a_plugin_nothing_is_asked_and_the_next_one_learns_what_runs(
 ) -> None:
     node.run_pod(manifest("web", "main"))
     assert cpus(node)["main"] == str(MACHINE)
-    first = Plugin(node)
+    first = plugin_of(node)
     assert first.running == ["main"]
     first.close()
     eventually(lambda: not node.plugged, "the plugin has gone")
     node.run_pod(manifest("other", "second"))
     assert cpus(node)["second"] == str(MACHINE)
-    second = Plugin(node)
+    second = plugin_of(node)
     assert second.running == ["main", "second"]
     second.close()
+
+
+def test_a_mount_of_the_plugin_is_found_at_its_place_on_the_node(
+    node: EmbeddedNode, plugin: Plugin, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def with_mount(adjustment: Adjustment) -> nri_pb2.ContainerAdjustment:
+        made = write_adjustment(adjustment)
+        made.mounts.add(destination="/run/own", type="bind", source="/run/of/main")
+        return made
+
+    monkeypatch.setattr(session, "write_adjustment", with_mount)
+    pod = node.run_pod(manifest("web", "main"))
+    source = folder / "run/of/main"
+    assert node.held() == {pod.uid: f"error mounting {source}: no such file or directory"}
+    assert cpus(node).keys() == {"sandbox"}
+    assert plugin.heard[-1] == ("Ended", "main")
+
+    source.mkdir(parents=True)
+    node.try_again()
+    (_, main) = node.processes()
+    assert main.instance.mounts == {"/run/own": source}
 
 
 def test_a_pod_that_requires_the_plugin_waits_for_it(node: EmbeddedNode) -> None:
@@ -274,12 +192,12 @@ def test_a_pod_that_requires_the_plugin_waits_for_it(node: EmbeddedNode) -> None
     pod = node.run_pod(body)
     why = 'validation error: required plugins ["cpupool"] not present'
     assert node.held() == {pod.uid: why}
-    leaving = Plugin(node)
+    leaving = plugin_of(node)
     leaving.leaves = "main"
     node.try_again()
     assert node.held() == {pod.uid: why}
     leaving.close()
-    plugin = Plugin(node)
+    plugin = plugin_of(node)
     node.try_again()
     assert cpus(node)["main"] == str(CPU)
     plugin.close()
@@ -292,7 +210,7 @@ def test_a_runtime_that_restarts_keeps_its_containers_and_hangs_up(
     node.restart_runtime()
     eventually(lambda: not node.plugged, "the plugin has gone")
     node.restart_runtime()
-    again = Plugin(node)
+    again = plugin_of(node)
     assert again.running == ["main"]
     assert cpus(node)["main"] == str(CPU)
 

@@ -68,7 +68,7 @@ class Node:
 
     @property
     def own(self) -> resizing.OwnCPUs:
-        return resizing.own_cpus(*self.manager.snapshot())[APP]
+        return resizing.own_cpus(self.manager.snapshot(), {})[APP]
 
     @property
     def said(self) -> tuple[str, str, str]:
@@ -82,7 +82,8 @@ class Node:
         assert self.manager.narrow(APP, self.own.assigned)
 
     def read_back(self, cpus: str) -> None:
-        self.manager.settle({APP: CPUSet.parse(cpus)})
+        runs = {APP: CPUSet.parse(cpus)}
+        self.manager.settle(runs)
 
     def refuses(self, count: int, words: str) -> None:
         before = self.manager.snapshot()
@@ -126,9 +127,8 @@ def test_a_shrink_keeps_the_baseline_and_stays_in_what_it_has() -> None:
     assert (str(had), node.said, node.runs_on()) == ("1-8", ("1-5,8", "1-8", "2-5"), "1-8")
     node.end_notice()
     assert (str(node.own.in_force), node.owned) == (node.runs_on(), had)
-    assert not node.own.settled
     node.read_back(node.runs_on())
-    assert (node.owned, node.own.settled) == (node.own.assigned, True)
+    assert node.owned == node.own.assigned
 
 
 def test_a_shrink_below_the_baseline_needs_the_word_of_the_pod() -> None:
@@ -291,7 +291,7 @@ def test_a_restart_after_the_container_has_left_widens_nothing() -> None:
     node.end_notice()
     narrow = node.runs_on()
     again = Restarted(node, narrow, annotated="1-8")
-    assert (again.runs_on(), str(again.owned), again.own.settled) == (narrow, narrow, True)
+    assert (again.runs_on(), str(again.owned)) == (narrow, narrow)
     assert str(again.own.baseline) == "2-5"
 
 
@@ -320,3 +320,12 @@ def test_the_record_names_what_has_changed() -> None:
     grant = node.manager.snapshot().resolution.view.chosen["app-uid"]
     left = node.own.in_force - node.own.assigned
     assert grant.changes == {"app": Change(CPUSet.parse("2-5"), left)}
+
+
+def test_own_cpus_are_settled_once_the_kernel_has_them() -> None:
+    node = Node(app(2))
+    node.resize(4)
+    for runs, settled in (("2-3", False), ("2-5", True), ("", True)):
+        found = {APP: CPUSet.parse(runs)} if runs else {}
+        own = resizing.own_cpus(node.manager.snapshot(), found)[APP]
+        assert own.settled == settled, runs
