@@ -17,6 +17,7 @@ from cpupool.agent import (
     machine_watcher,
     memory_keeper,
     mount_keeper,
+    own_cpus_keeper,
     reporter,
 )
 from cpupool.agent.changes import Change, Signals
@@ -210,6 +211,7 @@ class Agent:
             mount_keeper.NAME: self._mount_keeper,
             cpusetter.NAME: self._cpusetter,
             memory_keeper.NAME: self._enforcement.memory_keeper,
+            own_cpus_keeper.NAME: self._enforcement.own_cpus_keeper,
             configurator.NAME: self._configurator,
         }
         if self._settings.runtime.plugged:
@@ -340,7 +342,7 @@ class Agent:
     def _swept(self, report: SweepReport) -> None:
         self._signals.tell(Change.SWEPT)
         self._mount_keeper.swept(report.overwritten)
-        self._enforcement.memory_keeper.swept(report)
+        self._enforcement.swept(report)
         self._reporter.swept(report)
         self._observe(report)
 

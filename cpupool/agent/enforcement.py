@@ -16,7 +16,9 @@ from cpupool.agent.cgroup_news import CgroupNews
 from cpupool.agent.changes import Change
 from cpupool.agent.cpusetter import CPUSetter
 from cpupool.agent.memory_keeper import MemoryKeeper
+from cpupool.agent.own_cpus_keeper import OwnCPUsKeeper
 from cpupool.core.cgroups import Writer
+from cpupool.core.workloads import ContainerRef
 from cpupool.enforce.announcer import Announcer
 from cpupool.enforce.directories import Directories
 from cpupool.enforce.load_balancing import LoadBalancingGoal
@@ -31,9 +33,11 @@ from cpupool.host.cgroup_memory import CgroupMemory
 from cpupool.host.cgroup_properties import CgroupProperties
 from cpupool.host.cgroupfs import CgroupFS
 from cpupool.host.choice_record import ChoiceRecord
+from cpupool.host.own_folders import OwnFolders
 from cpupool.host.partitions import Partitions
 from cpupool.kubelet.checkpoint import CheckpointFile
 from cpupool.kubelet.podresources import PodResources
+from cpupool.manager import resizing
 from cpupool.manager.learner import Learner
 from cpupool.runtime.cri import CRI
 from cpupool.runtime.nri.adapter import NRIRuntime
@@ -44,19 +48,23 @@ from cpupool.runtime.nri.holding import Obstacles
 from cpupool.runtime.nri.plugin import NRIPlugin
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from cpupool.agent.changes import Signals
     from cpupool.agent.setup import Cluster, Setup
+    from cpupool.core.assignments import CPUAssignment
     from cpupool.core.cgroups import FoundContainer
     from cpupool.core.cpuset import CPUSet
+    from cpupool.core.grants import Grants
+    from cpupool.core.mounts import Mount
     from cpupool.core.orchestration import NodeRules
-    from cpupool.core.workloads import ContainerID
+    from cpupool.core.workloads import ContainerID, Pod
     from cpupool.enforce.repair import Goal
     from cpupool.enforce.sweep import SweepReport
     from cpupool.host.root import HostRoot
     from cpupool.loops.telemetry import Telemetry
     from cpupool.manager.manager import Manager
+    from cpupool.manager.resizing import OwnCPUs
     from cpupool.telemetry.metrics import Metrics
     from cpupool.wire.cpu_manager_state import State
 
@@ -79,6 +87,7 @@ class Enforcement:
         cpusetter: sweeps the cgroups.
         nri: answers the container runtime.
         memory_keeper: keeps memory nodes.
+        own_cpus_keeper: tells containers how their own CPUs change.
         writers: know which way writes each container.
     """
 
@@ -129,6 +138,17 @@ class Enforcement:
             now_s=time.monotonic,
         )
         plugin = nri if runtime.plugged else None
+        self._runs: Mapping[ContainerRef, CPUSet] = {}
+        self._noted: Grants | None = None
+        self.own_cpus_keeper = OwnCPUsKeeper(
+            self._own_cpus,
+            OwnFolders(root, telemetry.events),
+            narrow=self._narrow,
+            pod_of=self._pod_of,
+            remaining=self._remaining,
+            events=telemetry.events,
+            health=telemetry.health,
+        )
         self.writers = Writers(runtime.enforcement, plugin, cri, lambda: wait.waits)
         self.cpusetter = self._make_cpusetter(cri, swept)
         self.nri = self._make_nri_plugin(nri, wait, memory)
@@ -208,6 +228,7 @@ class Enforcement:
             forget=self._manager.forget_containers,
             events=telemetry.events,
             metrics=telemetry.metrics,
+            folder=self._own_folder,
         )
         conversation = Conversation(
             self._manager,
@@ -228,6 +249,44 @@ class Enforcement:
             appears=self._root.nri_socket.parent,
             telemetry=telemetry,
         )
+
+    def swept(self, report: SweepReport) -> None:
+        """Tell the keepers what a sweep has found; called on the sweeping thread."""
+        self.memory_keeper.swept(report)
+        facts, resolution = self._manager.snapshot()
+        if report.waiting_for or not facts.policy.kind.resizes:
+            return
+        runs, self._runs = self._runs, resizing.runs_on(resolution, report.found)
+        foreign = {repair.path for repair in report.repairs if repair.foreign and not repair.error}
+        if foreign:
+            repaired = (container for container in report.found if container.path in foreign)
+            self.own_cpus_keeper.repaired(resizing.runs_on(resolution, repaired))
+        if runs != self._runs or self._noted is not resolution.grants:
+            self._noted = resolution.grants
+            self.own_cpus_keeper.wake()
+
+    def _own_cpus(self) -> Mapping[ContainerRef, OwnCPUs]:
+        return resizing.own_cpus(self._manager.snapshot(), self._runs)
+
+    def _own_folder(self, ref: ContainerRef, _has: CPUAssignment) -> Mount | None:
+        own = self._own_cpus().get(ref)
+        return self.own_cpus_keeper.prepare(ref, own) if own else None
+
+    def _narrow(self, ref: ContainerRef, assigned: CPUSet) -> bool:
+        narrowed = self._manager.narrow(ref, assigned)
+        if narrowed:
+            self.cpusetter.facts_changed()
+        return narrowed
+
+    def _pod_of(self, uid: str) -> Pod | None:
+        return self._manager.snapshot().resolution.pods.get(uid)
+
+    def _remaining(self) -> Collection[str] | None:
+        """Return the pods that are listed or have a cgroup; None while they are not known."""
+        facts, resolution = self._manager.snapshot()
+        if facts.pods is None or not self.cpusetter.informed:
+            return None
+        return {*resolution.pods, *(ref.pod for ref in self._runs)}
 
     def _container_started(self, container: ContainerID) -> None:
         self.cpusetter.container_started(container)

@@ -70,6 +70,7 @@ class Repair:
         overwritten: its shared pools, if another program had moved it from its CPUs, or may have
             moved it before the agent started.
         widened: whether a cgroup above its pod was widened, which other pods may inherit.
+        foreign: whether another program had moved it, or may have.
     """
 
     pod: str
@@ -79,6 +80,7 @@ class Repair:
     error: str = ""
     overwritten: frozenset[str] = frozenset()
     widened: bool = False
+    foreign: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -456,6 +458,7 @@ class Mover:
             step.wrong.found.cpus,
             move.wants,
             overwritten=overwritten,
+            foreign=foreign,
             widened=not all(write.path.startswith(of_pod) for write in made),
         )
 
