@@ -18,7 +18,6 @@ from cpupool.agent.cpusetter import CPUSetter
 from cpupool.agent.memory_keeper import MemoryKeeper
 from cpupool.agent.own_cpus_keeper import OwnCPUsKeeper
 from cpupool.core.cgroups import Writer
-from cpupool.core.workloads import ContainerRef
 from cpupool.enforce.announcer import Announcer
 from cpupool.enforce.directories import Directories
 from cpupool.enforce.load_balancing import LoadBalancingGoal
@@ -58,7 +57,7 @@ if TYPE_CHECKING:
     from cpupool.core.grants import Grants
     from cpupool.core.mounts import Mount
     from cpupool.core.orchestration import NodeRules
-    from cpupool.core.workloads import ContainerID, Pod
+    from cpupool.core.workloads import ContainerID, ContainerRef, Pod
     from cpupool.enforce.repair import Goal
     from cpupool.enforce.sweep import SweepReport
     from cpupool.host.root import HostRoot

@@ -1,0 +1,130 @@
+"""The policy `dynamic` on the embedded node: the kubelet resizes, the agent answers by NRI."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from cpupool.local.cgroups import EmulatedCgroups
+from tests.events import Heard
+from tests.machines import MACHINES
+from tests.scenarios.test_embedded_node import living
+from tests.waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from cpupool.core.workloads import Pod
+    from tests.scenarios.test_embedded_node import World
+
+POOLS = """
+pools:
+  exclusive_a: {cpus: "14-15"}
+  default: {cpus: "0-13"}
+cpuManager: {policy: dynamic, reserved: "0-0", maxNoticeSeconds: 3600}
+"""
+
+
+@pytest.fixture
+def heard() -> Heard:
+    return Heard()
+
+
+@pytest.fixture
+def world(folder: Path, heard: Heard) -> Iterator[World]:
+    machine = MACHINES["arm_no_smt"].write(folder)
+    with (
+        EmulatedCgroups(folder, machine.topology().online, "") as home,
+        living(folder, home, POOLS, machine.sys, nri=True, events=heard) as made,
+    ):
+        made.settled(exclusive_a=2)
+        yield made
+
+
+def run(world: World, name: str, cpu: str, **annotations: str) -> Pod:
+    limits = {"cpu": cpu, "memory": "1Gi"}
+    resources = {"limits": limits, "requests": limits}
+    spec = {"containers": [{"name": "main", "resources": resources}]}
+    said = {f"nokia.k8s.io/{word.replace('_', '-')}": text for word, text in annotations.items()}
+    return world.node.run_pod({"metadata": {"name": name, "annotations": said}, "spec": spec})
+
+
+def folder_of(world: World, pod: str) -> Path:
+    (found,) = (
+        process.instance.mounts["/run/cpupool/self"]
+        for process in world.node.processes()
+        if (process.pod.name, process.container) == (pod, "main")
+    )
+    return found
+
+
+def told(world: World, pod: str) -> Mapping[str, Any]:
+    text: Mapping[str, Any] = json.loads((folder_of(world, pod) / "cpus.json").read_text())
+    return text
+
+
+def told_soon(world: World, pod: str, **expected: object) -> Mapping[str, Any]:
+    eventually(
+        lambda: expected.items() <= told(world, pod).items(),
+        lambda: f"{expected} in {told(world, pod)}",
+    )
+    return told(world, pod)
+
+
+def test_a_container_grows_and_shrinks_and_its_folder_tells(world: World, heard: Heard) -> None:
+    pod = run(world, "web", "2", cpu_notice_seconds="0")
+    plain = run(world, "plain", "500m")
+    world.eventually("web", main="1-2")
+    world.eventually("plain", main="0,3-13")
+    first = told_soon(world, "web", cpus="1-2", assigned="1-2", baseline="1-2", change=None)
+
+    world.node.resize(pod.uid, {"main": "4"})
+    assert world.cpus("web")["main"] == "1-4"
+    assert world.cpus("plain")["main"] == "0,5-13"
+    grown = told_soon(world, "web", cpus="1-4", assigned="1-4", baseline="1-2")
+    assert grown["change"] == {"reason": "grow", "removed": "", "added": "3-4"}
+    assert grown["generation"] > first["generation"]
+
+    world.node.resize(pod.uid, {"main": "3"})
+    world.eventually("web", main="1-3")
+    world.eventually("plain", main="0,4-13")
+    shrunk = told_soon(world, "web", cpus="1-3", assigned="1-3")
+    assert shrunk["change"]["reason"] == "shrink"
+    assert (folder_of(world, "web") / "cpus").read_text() == "1-3\n"
+    assert (plain.name, world.node.resizing()) == ("plain", {})
+
+
+def test_cpus_stay_in_force_while_the_notice_lasts_and_a_grow_ends_it(world: World) -> None:
+    pod = run(world, "web", "2")
+    world.eventually("web", main="1-2")
+    world.node.resize(pod.uid, {"main": "6"})
+    world.node.resize(pod.uid, {"main": "3"})
+    announced = told_soon(world, "web", cpus="1-6", assigned="1-3")
+    assert announced["change"]["removed"] == "4-6"
+    assert announced["change"].keys() >= {"notBefore", "notBeforeMonotonic"}
+    assert world.cpus("web")["main"] == "1-6"
+
+    world.node.resize(pod.uid, {"main": "6"})
+    back = told_soon(world, "web", cpus="1-6", assigned="1-6")
+    assert back["generation"] > announced["generation"]
+    assert world.cpus("web")["main"] == "1-6"
+
+
+@pytest.mark.parametrize(
+    ("cpu", "why"),
+    [("20", "CPUs requested"), ("2500m", "whole"), ("1", "with which it began")],
+)
+def test_a_resize_that_cannot_be_stays_in_progress_with_the_reason(
+    world: World, heard: Heard, cpu: str, why: str
+) -> None:
+    pod = run(world, "web", "2")
+    world.eventually("web", main="1-2")
+    world.node.resize(pod.uid, {"main": cpu})
+    assert why in world.node.resizing()[pod.uid]
+    assert world.cpus("web")["main"] == "1-2"
+    eventually(
+        lambda: [reason for _, reason, _ in heard.pods if reason == "CPUResizeRefused"], "an Event"
+    )
