@@ -110,6 +110,9 @@ class OwnCPUsKeeper(StepLoop):
         self._lock = threading.Lock()
         self._notices: dict[ContainerRef, _Notice] = {}
         self._known: set[ContainerRef] = set()
+        # Containers whose folders were right at the last look, with the CPUs that were told.
+        self._right: dict[ContainerRef, OwnCPUs] = {}
+        self._look_due_s = -math.inf
         self._repaired: set[ContainerRef] = set()
         self._gone_since: dict[str, float] = {}
         self._failures = Failures()
@@ -157,6 +160,7 @@ class OwnCPUsKeeper(StepLoop):
             with self._lock:
                 if narrowed and self._notices.get(ref) is notice:
                     del self._notices[ref]
+                    self._right.pop(ref, None)
         with self._lock:
             next_s = min((one.due_s for one in self._notices.values()), default=math.inf)
             look_s = _RETRY_S if self._failures else self._look_s
@@ -169,29 +173,45 @@ class OwnCPUsKeeper(StepLoop):
         """
         own_cpus = self._own_cpus()
         for ref in self._known - own_cpus.keys():
-            self._notices.pop(ref, None)
-            self._failures.ends(str(ref))
+            self._forget(ref)
         self._known = set(own_cpus)
         self._repaired &= self._known
+        now_s = self._now_s()
+        if now_s >= self._look_due_s:
+            # Without an event, too: another program may have changed the folders.
+            self._look_due_s = now_s + self._look_s
+            self._right.clear()
+            self._remove_spare()
         for ref, own in own_cpus.items():
-            self._keep(ref, own)
-        self._remove_spare()
+            if ref in self._repaired or self._right.get(ref) != own:
+                self._keep(ref, own)
         now_s = self._now_s()
         due = {ref: notice for ref, notice in self._notices.items() if notice.due_s <= now_s}
         for notice in due.values():
             notice.due_s = now_s + _RETRY_S
         return due
 
-    def _keep(self, ref: ContainerRef, own: OwnCPUs, *, created: bool = False) -> bool:
-        """Tell a container what is new, and keep the time of its notice.
+    def _forget(self, ref: ContainerRef) -> None:
+        self._notices.pop(ref, None)
+        self._right.pop(ref, None)
+        self._failures.ends(str(ref))
 
-        Returns:
-            Whether its folder is as it should be.
-        """
+    def _keep(self, ref: ContainerRef, own: OwnCPUs, *, created: bool = False) -> bool:
+        """Tell a container what is new, and return whether its folder is as it should be."""
+        right = self._follow(ref, own, created=created)
+        if right:
+            self._right[ref] = own
+        else:
+            self._right.pop(ref, None)
+        return right
+
+    def _follow(self, ref: ContainerRef, own: OwnCPUs, *, created: bool) -> bool:
+        """Tell a container what is new, and keep the time of its notice."""
         before = self._folders.told(ref)
         # A container that was created without this role, for example without the agent, has none.
         has_folder = created or self._folders.there(ref)
         if not has_folder:
+            self._repaired.discard(ref)
             self._failures.ends(str(ref))
         if not own.leaving:
             self._notices.pop(ref, None)
@@ -199,18 +219,15 @@ class OwnCPUsKeeper(StepLoop):
                 return self._tell(ref, _complete(before, own), before)
             return True
         notice = self._notices.get(ref)
-        if notice is None or notice.assigned != own.assigned:
-            notice, begins = _Notice(own.assigned, self._announcement(before, own), math.inf), True
-        else:
-            begins = False
+        lasts = notice is not None and notice.assigned == own.assigned
+        change = notice.change if notice and lasts else self._announcement(before, own)
         right = True
-        if has_folder and (created or notice.change):
-            told = Told(own.in_force, own.assigned, own.baseline, notice.change)
+        if has_folder and (created or change):
+            told = Told(own.in_force, own.assigned, own.baseline, change)
             right = self._tell(ref, told, before)
-        if begins:
+        if not lasts:
             # The delay begins after the attempt to write, whatever became of it.
-            notice.due_s = self._now_s() + own.notice_s
-            self._notices[ref] = notice
+            self._notices[ref] = _Notice(own.assigned, change, self._now_s() + own.notice_s)
             log.info(
                 "notice begins",
                 pod=ref.pod,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,157 +10,18 @@ import pytest
 from cpupool.agent.own_cpus_keeper import SPARE_S, OwnCPUsKeeper
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import HostFileError
-from cpupool.core.mounts import Mount
 from cpupool.core.workloads import ContainerRef
 from cpupool.host import files
 from cpupool.host.own_folders import OwnFolders
-from cpupool.host.root import HostRoot
 from cpupool.manager.resizing import OwnCPUs, Reason
 from cpupool.telemetry.health import Health
-from tests import builders
-from tests.events import Heard
 from tests.loops import running
+from tests.own_cpus import NOTICE_S, POD, REF, UID, Node
 from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-
-POD = builders.pod("dpdk", builders.container("main"))
-UID = POD.cgroup_uid
-REF = ContainerRef(UID, "main")
-NOTICE_S = 5.0
-BEGUN_S = 1_795_000_000.0
-
-
-@dataclass
-class Node:
-    """A node whose manager decides at once, and whose kernel follows when the test says so.
-
-    Attributes:
-        own: what each container has.
-        remaining: the pods that are there; None while they are not known.
-        narrowed: (time, container, CPUs) of each end of a notice.
-        seen: each document that a reader of the container has seen, without its repetitions.
-    """
-
-    folder: Path
-    now_s: float = 1000.0
-    own: dict[ContainerRef, OwnCPUs] = field(default_factory=dict)
-    remaining: set[str] | None = field(default_factory=lambda: {UID})
-    narrowed: list[tuple[float, str, str]] = field(default_factory=list)
-    heard: Heard = field(default_factory=Heard)
-    seen: list[dict[str, Any]] = field(default_factory=list)
-    listed: bool = True
-
-    def __post_init__(self) -> None:
-        self.root = HostRoot.under(self.folder)
-        self.restart()
-
-    def restart(self) -> None:
-        """Start another agent, which knows what is recorded."""
-
-        def wall_s() -> float:
-            return BEGUN_S + self.now_s
-
-        self.keeper = OwnCPUsKeeper(
-            lambda: dict(self.own),
-            OwnFolders(self.root, self.heard, wall_s=wall_s),
-            narrow=self.narrow,
-            pod_of=lambda uid: POD if self.listed and uid == UID else None,
-            remaining=lambda: self.remaining,
-            events=self.heard,
-            health=Health(),
-            now_s=lambda: self.now_s,
-            wall_s=wall_s,
-        )
-
-    def create(self, cpus: str, *, notice_s: float = NOTICE_S, ref: ContainerRef = REF) -> None:
-        """Create a container, as the runtime does after the agent's answer."""
-        own = CPUSet.parse(cpus)
-        self.own[ref] = OwnCPUs(own, own, own, CPUSet(), notice_s)
-        mount = self.keeper.prepare(ref, self.own[ref])
-        path = f"/var/lib/cpupool/self/{ref.pod}/{ref.name}"
-        assert mount == Mount("/run/cpupool/self", path)
-        self.look()
-
-    def resize(self, cpus: str, *, settled: bool | None = None) -> None:
-        """Decide that the container must have other CPUs, as the manager does."""
-        before, assigned = self.own[REF], CPUSet.parse(cpus)
-        come = assigned - before.in_force
-        self.own[REF] = replace(
-            before,
-            assigned=assigned,
-            in_force=before.in_force | assigned,
-            leaving=before.in_force - assigned,
-            settled=not come if settled is None else settled,
-        )
-        self.look()
-
-    def change(self, **fields: Any) -> None:
-        """Change facts of the container, and let the role look."""
-        parsed: dict[str, Any] = {
-            name: CPUSet.parse(value) if isinstance(value, str) else value
-            for name, value in fields.items()
-        }
-        self.own[REF] = replace(self.own[REF], **parsed)
-        self.look()
-
-    def narrow(self, ref: ContainerRef, assigned: CPUSet) -> bool:
-        own = self.own[ref]
-        self.narrowed.append((self.now_s, ref.name, str(assigned)))
-        if own.assigned != assigned:
-            return False
-        self.own[ref] = replace(own, in_force=assigned, leaving=CPUSet(), settled=False)
-        return True
-
-    def look(self, after_s: float = 0.0) -> float:
-        """Let time pass and the role step; return the seconds to its next step."""
-        self.now_s += after_s
-        next_s = self.keeper.step()
-        self.note()
-        return next_s
-
-    def note(self) -> None:
-        """Read as the application does: complete, and never an earlier generation."""
-        if not (self.path / "cpus.json").exists():
-            return
-        found = self.read()
-        if self.seen and found["generation"] == self.seen[-1]["generation"]:
-            assert found == self.seen[-1]
-            return
-        assert not self.seen or found["generation"] > self.seen[-1]["generation"]
-        self.seen.append(found)
-
-    @property
-    def path(self) -> Path:
-        return self.root.own_folders / REF.pod / REF.name
-
-    def read(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.path / "cpus.json").read_text())
-        return found
-
-    @property
-    def told(self) -> tuple[str, str, str]:
-        """What is in force, what is assigned, and the change: `shrink -7`, `grow +6-7`."""
-        found = self.read()
-        for name in ("cpus", "assigned"):
-            assert (self.path / name).read_text() == f"{found[name]}\n"
-        change = found["change"]
-        if change is None:
-            return found["cpus"], found["assigned"], ""
-        words = [change["reason"]]
-        words += [f"-{change['removed']}"] if change["removed"] else []
-        words += [f"+{change['added']}"] if change["added"] else []
-        if "notBeforeMonotonic" in change:
-            words.append(f"@{change['notBeforeMonotonic']:g}")
-        return found["cpus"], found["assigned"], " ".join(words)
-
-    @property
-    def generations(self) -> int:
-        """How many generations the container has seen."""
-        first, last = self.seen[0]["generation"], self.seen[-1]["generation"]
-        return int(last - first + 1)
 
 
 @pytest.fixture
@@ -488,6 +348,31 @@ def test_a_repair_is_told_as_soon_as_the_folder_can_be_written(
     assert (node.told[2], node.generations) == ("repair", 2)
 
 
+def test_what_another_program_does_to_a_folder_is_undone_by_the_next_look(node: Node) -> None:
+    node.create("0-3")
+    node.resize("0-1")
+    told = node.told
+    (node.path / "cpus").write_text("0-63")
+    (node.path / "assigned").unlink()
+    node.look(30.0)
+    assert node.told == told
+    # The notice went on.
+    assert node.narrowed == [(1030.0, "main", "0-1")]
+
+    node.change(settled=True)
+    (node.path / "cpus.json").unlink()
+    node.look(30.0)
+    assert node.told == ("0-1", "0-1", "")
+
+
+def test_a_wake_up_without_news_reads_no_folder(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.create("0-3")
+    monkeypatch.setattr(OwnFolders, "told", None)
+    node.keeper.step()
+
+
 @pytest.mark.parametrize("listed", [True, False])
 def test_a_container_whose_folder_cannot_be_made_starts_without_one(
     node: Node, full: list[bool], listed: bool
@@ -570,14 +455,14 @@ def test_the_folders_of_a_pod_go_when_it_is_neither_listed_nor_has_a_cgroup(node
     node.look(2 * SPARE_S)
     node.remaining = set()
     node.look()
-    node.look(SPARE_S - 1.0)
+    node.look(SPARE_S - 30.0)
     assert node.path.is_dir()
     # A container that is created now is not known before.
     node.keeper.prepare(REF, OwnCPUs(*(CPUSet.parse("0-3"),) * 3, CPUSet(), NOTICE_S))
-    node.look(SPARE_S - 1.0)
+    node.look(30.0)
+    node.look(SPARE_S - 30.0)
     assert node.path.is_dir()
-    node.look(1.0)
-    node.look(SPARE_S)
+    node.look(30.0)
     assert not (node.root.own_folders / UID).exists()
     assert node.root.own_folders.is_dir()
 
