@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 POOLS = """
 pools:
   exclusive_a: {cpus: "14-15"}
-  default: {cpus: "0-13"}
+  default: {cpus: "0-7"}
 cpuManager: {policy: dynamic, reserved: "0-0", maxNoticeSeconds: 3600}
 """
 
@@ -78,19 +78,19 @@ def test_a_container_grows_and_shrinks_and_its_folder_tells(world: World, heard:
     pod = run(world, "web", "2", cpu_notice_seconds="0")
     plain = run(world, "plain", "500m")
     world.eventually("web", main="1-2")
-    world.eventually("plain", main="0,3-13")
+    world.eventually("plain", main="0,3-7")
     first = told_soon(world, "web", cpus="1-2", assigned="1-2", baseline="1-2", change=None)
 
     world.node.resize(pod.uid, {"main": "4"})
     assert world.cpus("web")["main"] == "1-4"
-    assert world.cpus("plain")["main"] == "0,5-13"
+    assert world.cpus("plain")["main"] == "0,5-7"
     grown = told_soon(world, "web", cpus="1-4", assigned="1-4", baseline="1-2")
     assert grown["change"] == {"reason": "grow", "removed": "", "added": "3-4"}
     assert grown["generation"] > first["generation"]
 
     world.node.resize(pod.uid, {"main": "3"})
     world.eventually("web", main="1-3")
-    world.eventually("plain", main="0,4-13")
+    world.eventually("plain", main="0,4-7")
     shrunk = told_soon(world, "web", cpus="1-3", assigned="1-3")
     assert shrunk["change"]["reason"] == "shrink"
     assert (folder_of(world, "web") / "cpus").read_text() == "1-3\n"
