@@ -9,6 +9,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
 from cpupool.config import kubelet_config
+from cpupool.core import default_pool
 from cpupool.core.cpu_manager import Scope
 from cpupool.core.devices import AllocatedDevices
 from cpupool.core.errors import AllocationError
@@ -111,7 +112,7 @@ class ModelNode:
     def allocatable(self) -> dict[str, int]:
         """Return the Node's allocatable amounts; cpu in thousandths."""
         own = assignable(self.pools, self.topology)
-        cpus = self.pools.default_cpus(self.topology) & self.topology.online if own is None else own
+        cpus = default_pool.online(self.pools, self.topology) if own is None else own
         found = {
             "cpu": len(cpus) * MILLI_PER_CPU,
             "memory": MEMORY_BYTES * len(self.topology.nodes),

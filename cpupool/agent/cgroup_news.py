@@ -13,7 +13,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from cpupool.core.workloads import ContainerID
-from cpupool.host import bandwidth, cgroup_memory, cgroup_names, cgroup_properties, partitions
+from cpupool.host import (
+    bandwidth,
+    cgroup_memory,
+    cgroup_names,
+    cgroup_properties,
+    isolated_partitions,
+)
 from cpupool.host.files import DirectoryWatch
 
 if TYPE_CHECKING:
@@ -27,7 +33,9 @@ _CGROUP_LEVELS: Final = 5
 _CPUS: Final = "cpuset.cpus"
 _AT_ONCE: Final = {_CPUS} | bandwidth.FILES
 """The files that decide where, and for how long, the processes of a container run."""
-_KEPT_FILES: Final = _AT_ONCE.union(cgroup_memory.FILES, cgroup_properties.FILES, partitions.FILES)
+_KEPT_FILES: Final = _AT_ONCE.union(
+    cgroup_memory.FILES, cgroup_properties.FILES, isolated_partitions.FILES
+)
 """The files that cpupool keeps, and writes again when another program has written them."""
 
 

@@ -22,7 +22,7 @@ from cpupool.enforce.directories import Directories
 from cpupool.enforce.load_balancing import LoadBalancingGoal
 from cpupool.enforce.mover import Mover
 from cpupool.enforce.properties import PropertiesGoal
-from cpupool.enforce.quotas import QuotaGoal, starts_right
+from cpupool.enforce.quota_repair import QuotaGoal, starts_right
 from cpupool.enforce.sweep import Sweep
 from cpupool.enforce.writer_choice import Writers
 from cpupool.host import cgroup_names
@@ -31,7 +31,7 @@ from cpupool.host.cgroup_memory import CgroupMemory
 from cpupool.host.cgroup_properties import CgroupProperties
 from cpupool.host.cgroupfs import CgroupFS
 from cpupool.host.choice_record import ChoiceRecord
-from cpupool.host.partitions import Partitions
+from cpupool.host.isolated_partitions import Partitions
 from cpupool.kubelet.checkpoint import CheckpointFile
 from cpupool.kubelet.podresources import PodResources
 from cpupool.manager.learner import Learner

@@ -22,6 +22,7 @@ from cpupool.commands.shell.options import (
     add_topology,
 )
 from cpupool.commands.shell.reasons import SIMULATION_SCHEMA
+from cpupool.core import default_pool
 from cpupool.core.cpu_manager import TopologyPolicy
 from cpupool.core.errors import ConfigError, ManifestError
 from cpupool.core.names import Names
@@ -209,7 +210,7 @@ def _replay(
     arguments: argparse.Namespace, pools: NodePools, topology: CPUTopology, out: TextIO
 ) -> int:
     """Replay a load on the CPUs of the CPU manager, or of the default pool."""
-    cpus = assignable(pools, topology) or pools.running_default(topology)
+    cpus = assignable(pools, topology) or default_pool.online(pools, topology)
     name = str(arguments.load_trace)
     try:
         load = load_trace.read(name, read_text(arguments.load_trace), PERIOD_S)

@@ -4,10 +4,10 @@ Kernel documents: Documentation/admin-guide/cgroup-v2.rst, section "Cpuset Inter
 Documentation/admin-guide/cgroup-v1/cpusets.rst.
 
 On version 2 a container can have the CPUs in `cpuset.cpus.effective` of kubepods, and those of
-isolated partitions that are containers (`host/partitions.py`). A CPU is missing there if another
-cgroup is a partition with it (as by `CPUSetPartition=` of systemd), or if kubepods or a cgroup
-above has a smaller `cpuset.cpus`. A container whose CPUs are all missing runs on the CPUs of its
-parent, which include those of other pods. The kernel sends no event about it.
+isolated partitions that are containers (`host/isolated_partitions.py`). A CPU is missing there if
+another cgroup is a partition with it (as by `CPUSetPartition=` of systemd), or if kubepods or a
+cgroup above has a smaller `cpuset.cpus`. A container whose CPUs are all missing runs on the CPUs of
+its parent, which include those of other pods. The kernel sends no event about it.
 
 On version 1 the cgroups above kubepods (`--cgroup-root`) limit what a container can have. The
 kernel takes an offline CPU out of every set but the base's, for good. So a set that lacks a CPU

@@ -19,7 +19,7 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.grants import WHOLE_POD, Grant, Grants, PodOwner, Sharing, Source
 from cpupool.core.names import POLICY_CPUS
 from cpupool.core.workloads import ContainerID, ContainerKind, oldest_first
-from cpupool.manager import choosing, homes, planning, served_requests, sightings
+from cpupool.manager import choosing, home_nodes, planning, served_requests, sightings
 from cpupool.manager.choosing import Admission
 from cpupool.policies.view import DEFAULT
 
@@ -59,7 +59,9 @@ def recover(
             grants = _granted(facts, grants, claim)
         grants = grants.adding(of_kubelet)
         grants = _from_cgroups(facts, before.pods, grants, found)
-    return Admission(grants, before.refused, {**before.homes, **homes.recovered(before, found)})
+    return Admission(
+        grants, before.refused, {**before.homes, **home_nodes.recovered(before, found)}
+    )
 
 
 class _Claim(NamedTuple):

@@ -31,6 +31,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Self
 
+from cpupool.core import default_pool
 from cpupool.core.assignments import CPUAssignment, Placement
 from cpupool.core.cpu_manager import Misfit, TopologyPolicy
 from cpupool.core.cpuset import CPUSet
@@ -44,7 +45,7 @@ from cpupool.core.errors import (
 from cpupool.core.grants import WHOLE_POD, Grant, Grants, PodOwner, Source
 from cpupool.core.names import POLICY_CPUS
 from cpupool.core.workloads import oldest_first
-from cpupool.manager import aligning, by_plugins, guard, homes, planning, served_requests
+from cpupool.manager import aligning, by_plugins, guard, home_nodes, planning, served_requests
 from cpupool.policies.barred import barred
 from cpupool.policies.base import Ask
 from cpupool.policies.pools.policy import PoolsPolicy
@@ -101,7 +102,7 @@ def view(
     bare = NodeView(
         facts.topology,
         facts.pools,
-        facts.pools.default_cpus(facts.topology),
+        default_pool.declared(facts.pools, facts.topology),
         grants,
         barred=barred(facts.topology, grants, facts.blocked),
         pods=pods,
@@ -113,7 +114,11 @@ def view(
         claimed=facts.plugins.own,
     )
     extents = {**PoolsPolicy().extents(bare), **facts.policy.extents(bare)}
-    extents[DEFAULT] = extents[DEFAULT] or _substitute(bare)
+    extents[DEFAULT] = (
+        extents[DEFAULT]
+        or bare.free
+        or default_pool.substitute(facts.pools, facts.topology, bare.common)
+    )
     if served_requests.kubelet_owns(facts):
         default = CPUAssignment(Placement.KUBELET)
     elif facts.pools.places or any(grants.of_pods):
@@ -176,19 +181,8 @@ def admit(
         refused[uid] = Refusal(error, not (shares or shared), reachable)
         if reachable:
             awaited.setdefault(need, pod)
-    stay = homes.chosen(facts.policy, pods, before.homes, lambda: view(facts, pods, grants))
+    stay = home_nodes.chosen(facts.policy, pods, before.homes, lambda: view(facts, pods, grants))
     return Admission(grants, refused, stay)
-
-
-def _substitute(bare: NodeView) -> CPUSet:
-    """Return CPUs in place of a shared set that is empty.
-
-    With the default pool offline, the kernel would let its containers run on every CPU of the
-    cgroup above. CPUs of no pool are better; the last choice is every CPU that no pod owns.
-    """
-    common = bare.common
-    unlisted = common - CPUSet.union(pool.reach(bare.topology) for pool in bare.pools)
-    return bare.free or unlisted or common
 
 
 def _undecided(facts: NodeFacts, grants: Grants, pod: Pod) -> bool:

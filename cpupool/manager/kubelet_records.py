@@ -8,7 +8,7 @@ manager, and names pods without devices, too; it lacks plain init containers.
 * The agent believes the checkpoint before podresources, for each resource of a container: a name
   may still belong to an earlier pod. It believes podresources only about pods with a unique name
   (`of_containers`).
-* It believes both before the annotation of a container (`sightings.corrected`).
+* It believes both before the annotation of a container (`believed_annotations.corrected`).
 * It reads the checkpoint first, and asks the kubelet for podresources only if a fact is missing
   there: at once when a container waits for its devices, a moment later when none waits, and then
   with growing intervals (`KubeletRecords`). It takes longer where the annotation already says which

@@ -25,6 +25,7 @@ from cpupool.core.names import Names
 from cpupool.core.pools import NodePools
 from cpupool.manager import (
     after_restart,
+    believed_annotations,
     choosing,
     kept_shared,
     offers,
@@ -235,7 +236,7 @@ class Manager:
         that restarts or does not answer takes no CPU from any pod.
         """
         with self._changed:
-            merged = sightings.merged(self._facts.devices, found, self._facts.promises)
+            merged = believed_annotations.merged(self._facts.devices, found, self._facts.promises)
             if merged != self._facts.devices:
                 left = promises.unconfirmed(self._facts.promises, found)
                 self._take(replace(self._facts, devices=merged, promises=left))

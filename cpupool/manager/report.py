@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
-from cpupool.core import devices
+from cpupool.core import default_pool, devices
 from cpupool.core.assignments import Cause, Placement
 from cpupool.core.cgroups import POD_ITSELF, Writer
 from cpupool.core.cpuset import CPUSet
@@ -324,7 +324,7 @@ def describe(
 def _reserved(facts: NodeFacts) -> CPUSet:
     if not facts.pools.cpu_manager.chooses:
         return CPUSet()
-    cpus = facts.pools.default_cpus(facts.topology)
+    cpus = default_pool.declared(facts.pools, facts.topology)
     idle = NodeView(facts.topology, facts.pools, cpus)
     return idle.free - facts.policy.available(idle)
 

@@ -15,7 +15,7 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import CgroupNotFound, CgroupWriteRejected
 from cpupool.core.pools import NodePools, Pool
 from cpupool.enforce.apply import bring
-from cpupool.enforce.memory import MemoryGoal
+from cpupool.enforce.memory_nodes import MemoryGoal
 from cpupool.enforce.repair import Keeper
 from cpupool.host.cgroup_memory import CgroupMemory
 from cpupool.host.cgroupfs import CgroupFS

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cpupool.core.bandwidth import Bandwidth, Limit, settle_pod
 from cpupool.core.workloads import ContainerID
-from cpupool.enforce.quotas import CgroupQuota, plan
+from cpupool.enforce.quota_repair import CgroupQuota, plan
 from tests.quotas import QuotaModel
 
 PERIODS = st.sampled_from([1_000, 7_777, 50_000, 100_000, 250_001, 1_000_000])

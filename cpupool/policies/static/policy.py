@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Self
 from zlib import crc32
 
+from cpupool.core import default_pool
 from cpupool.core.cpu_manager import (
     CPU_MANAGER,
     ON_MISFIT,
@@ -74,7 +75,7 @@ class StaticPolicy(CPUManagerPolicy):
         Raises:
             ConfigError: the configuration is not valid on the machine.
         """
-        config, cpus = pools.cpu_manager, pools.running_default(topology)
+        config, cpus = pools.cpu_manager, default_pool.online(pools, topology)
         torn = topology.with_running_siblings(cpus) - cpus
         if config.options.full_pcpus_only and torn:
             what = f"the default pool lacks CPUs {torn}, siblings of its own: their cores are torn"

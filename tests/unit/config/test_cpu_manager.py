@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cpupool.config import cpu_manager, poolconfig
+from cpupool.core import default_pool
 from cpupool.core.cpu_manager import (
     TRUTH_VALUES,
     CPUManager,
@@ -93,14 +94,14 @@ def test_only_the_policy_and_the_reserved_cpus_must_be_written() -> None:
 @pytest.mark.parametrize("pools", ["", "pools:\n", "pools: {}\n"])
 def test_a_file_with_a_policy_needs_no_pools(pools: str) -> None:
     file = parse(f"{pools}cpuManager: {{policy: static, reserved: 1}}\n")
-    assert file.pools.default_cpus(TELCO) == TELCO.online
+    assert default_pool.declared(file.pools, TELCO) == TELCO.online
     assert file.problems(TELCO) == ()
 
 
 def test_a_file_that_names_the_policy_none_needs_no_pools_either() -> None:
     file = parse("cpuManager: {policy: none}\n")
     assert file.pools.places
-    assert file.pools.default_cpus(TELCO) == TELCO.online
+    assert default_pool.declared(file.pools, TELCO) == TELCO.online
     assert file.problems(TELCO) == ()
 
 

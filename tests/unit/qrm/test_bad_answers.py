@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from cpupool.core import default_pool
 from cpupool.core.cpu_manager import CPUManager
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.grants import Grant, Grants, PodOwner, Source
@@ -40,7 +41,7 @@ def grant(pod: str, cpus: str, source: Source) -> Grant:
 
 
 GRANTS = Grants().adding([grant("old", "1", Source.POLICY), grant("mine", "2", Source.PLUGIN)])
-VIEW = NodeView(MACHINE, POOLS, POOLS.default_cpus(MACHINE), GRANTS, GRANTS.cpus)
+VIEW = NodeView(MACHINE, POOLS, default_pool.declared(POOLS, MACHINE), GRANTS, GRANTS.cpus)
 MINE = ContainerRef("mine", "main")
 JUDGE = Judge(VIEW, QRMPolicy.of_pools(POOLS, MACHINE), Names())
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cpupool.core import environment
+from cpupool.core import default_pool, environment
 from cpupool.core.assignments import Cause, CPUAssignment, Placement
 from cpupool.core.cpu_manager import CPUManager
 from cpupool.core.cpuset import CPUSet
@@ -43,7 +43,7 @@ def view(own: str = "", shared: str = "", pod: str = "other-uid") -> NodeView:
     bare = NodeView(
         MACHINE,
         POOLS,
-        POOLS.default_cpus(MACHINE),
+        default_pool.declared(POOLS, MACHINE),
         grants,
         grants.cpus,
         answered={ContainerRef("web-uid", "main"): CPUSet.parse(shared)},

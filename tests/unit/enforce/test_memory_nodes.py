@@ -10,9 +10,9 @@ from cpupool.core.assignments import MemoryNodes
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import CgroupNotFound, CgroupWriteRejected, MemoryNodesRefused
 from cpupool.core.pools import NodePools, Pool
-from cpupool.enforce.memory import MemoryGoal
-from cpupool.enforce.plan import Write
+from cpupool.enforce.memory_nodes import MemoryGoal
 from cpupool.enforce.repair import Keeper, Postponed
+from cpupool.enforce.write_order import Write
 from cpupool.host.cgroupfs import CgroupVersion
 from cpupool.manager.manager import Manager
 from cpupool.telemetry.metrics import Metrics
