@@ -93,8 +93,6 @@ class CgroupNews:
 
         def changed(path: Path, *, sets: bool) -> bool:
             when = of(path, self._writers, self._stays, self._only_shares, sets=sets)
-            if when is None:
-                return False
             self._touched.add(pod(path))
             if when is Look.NOT and sets:
                 self._note_start(path)
@@ -109,7 +107,7 @@ class CgroupNews:
                 partial(changed, sets=sets),
                 depth=_CGROUP_LEVELS,
                 writes=True,
-                concerns=_tells,
+                concerns=_concerns_containers,
             )
             for place, sets in self._places.items()
         ]
@@ -174,8 +172,8 @@ def of(
     shares: Callable[[str], bool],
     *,
     sets: bool,
-) -> Look | None:
-    """Return when the cpusetter is to look because something has changed; None for no news.
+) -> Look:
+    """Return when the cpusetter is to look because something has changed.
 
     Args:
         path: the cgroup that is new or gone, or the file that was written.
@@ -184,8 +182,6 @@ def of(
         shares: returns whether a pod, by the id in its cgroup's name, only shares CPUs.
         sets: whether the cgroups there have the CPUs of containers.
     """
-    if not _tells(path.name):
-        return None
     directory = cgroup_names.is_cgroup(path.name)
     cgroup = path if directory else path.parent
     if writers.starting(ContainerID(cgroup_names.container_id(cgroup.name))):
@@ -207,7 +203,7 @@ def of(
     return Look.LATER if concerned is not None and shares(concerned) else Look.SOON
 
 
-def _tells(name: str) -> bool:
+def _concerns_containers(name: str) -> bool:
     # Every exec writes cgroup.procs, which moves no container.
     return name in _KEPT_FILES or cgroup_names.is_cgroup(name)
 
