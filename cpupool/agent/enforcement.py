@@ -37,11 +37,11 @@ from cpupool.kubelet.podresources import PodResources
 from cpupool.manager.learner import Learner
 from cpupool.runtime.cri import CRI
 from cpupool.runtime.nri.adapter import NRIRuntime
-from cpupool.runtime.nri.answers import Answers
 from cpupool.runtime.nri.connecting import ConnectionWait
 from cpupool.runtime.nri.conversation import Conversation
 from cpupool.runtime.nri.holding import Obstacles
 from cpupool.runtime.nri.plugin import NRIPlugin
+from cpupool.runtime.nri.responses import Responses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -199,7 +199,7 @@ class Enforcement:
         def ready() -> bool:
             return self.cpusetter.informed
 
-        answers = Answers(
+        responses = Responses(
             nri,
             self._manager.names,
             settings.missing_facts,
@@ -213,7 +213,7 @@ class Enforcement:
             self._manager,
             nri,
             Obstacles(nri, ready=ready, found=self._tree.containers),
-            answers,
+            responses,
             look=self._look,
             metrics=telemetry.metrics,
             decided=self._record.decided,

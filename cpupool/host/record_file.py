@@ -112,7 +112,7 @@ class RecordFile(Generic[T]):
             return self._empty
         except IsADirectoryError:
             # No write replaces a folder: the first one fails, and its caller reports that.
-            log.warning("record does not count", file=self._path, reason="it is a folder")
+            log.warning("record is not used", file=self._path, reason="it is a folder")
             return self._empty
         except OSError as error:
             self._unusable = _UNREADABLE
@@ -143,5 +143,5 @@ class RecordFile(Generic[T]):
         self._written = value
 
     def _report(self, reason: str, what: str) -> None:
-        log.warning("record does not count", file=self._path, reason=what)
+        log.warning("record is not used", file=self._path, reason=what)
         self._complain(reason, what)

@@ -1,6 +1,6 @@
-"""The annotations of Allocate's answers that the agent believes, until the kubelet's records come.
+"""The annotations of Allocate's responses that the agent believes before the kubelet's records.
 
-The annotation of a container names the devices that an answer of Allocate gave to it. It is a hint
+The annotation of a container names the devices that a response to Allocate gave to it. It is a hint
 (ADR 0018): a pod's author may have written it. The agent believes it if
 
 * the container requests as many devices of the resource,
@@ -24,14 +24,14 @@ from cpupool.manager import promises
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from cpupool.core.devices import DeviceAssignments
+    from cpupool.core.devices import DevicesByContainer
     from cpupool.core.requests import Resource
     from cpupool.core.workloads import Pod
     from cpupool.manager.facts import NodeFacts
     from cpupool.manager.promises import Promise
 
 
-def devices(facts: NodeFacts, pods: Mapping[str, Pod]) -> DeviceAssignments:
+def devices(facts: NodeFacts, pods: Mapping[str, Pod]) -> DevicesByContainer:
     """Return the known devices of pods, and those of the annotations that the agent believes.
 
     Listed pods come before pods that only the runtime reports.
@@ -42,9 +42,9 @@ def devices(facts: NodeFacts, pods: Mapping[str, Pod]) -> DeviceAssignments:
     """
     found = {
         ref: {
-            resource: grant
-            for resource, grant in held.items()
-            if not grant.hint or _requests(pods[ref.pod], ref.name, resource, grant.ids)
+            resource: allocated
+            for resource, allocated in held.items()
+            if not allocated.hint or _requests(pods[ref.pod], ref.name, resource, allocated.ids)
         }
         for ref, held in facts.devices.items()
         if ref.pod in pods
@@ -66,7 +66,7 @@ def devices(facts: NodeFacts, pods: Mapping[str, Pod]) -> DeviceAssignments:
     return found
 
 
-def corrected(known: DeviceAssignments, found: DeviceAssignments) -> DeviceAssignments:
+def corrected(known: DevicesByContainer, found: DevicesByContainer) -> DevicesByContainer:
     """Return the known devices without the hints that the kubelet's records contradict.
 
     Args:
@@ -74,35 +74,35 @@ def corrected(known: DeviceAssignments, found: DeviceAssignments) -> DeviceAssig
         found: the kubelet's records.
     """
 
-    def refuted(ref: ContainerRef, resource: Resource, grant: AllocatedDevices) -> bool:
+    def refuted(ref: ContainerRef, resource: Resource, allocated: AllocatedDevices) -> bool:
         if ref in found and resource not in found[ref]:
             return True
         return any(
             other.pod != ref.pod
             and resource in held
-            and not held[resource].ids.isdisjoint(grant.ids)
+            and not held[resource].ids.isdisjoint(allocated.ids)
             for other, held in found.items()
         )
 
     return {
         ref: {
-            resource: grant
-            for resource, grant in held.items()
-            if not (grant.hint and refuted(ref, resource, grant))
+            resource: allocated
+            for resource, allocated in held.items()
+            if not (allocated.hint and refuted(ref, resource, allocated))
         }
         for ref, held in known.items()
     }
 
 
 def merged(
-    known: DeviceAssignments, found: DeviceAssignments, promised: Iterable[Promise]
-) -> DeviceAssignments:
+    known: DevicesByContainer, found: DevicesByContainer, promised: Iterable[Promise]
+) -> DevicesByContainer:
     """Return the known devices with the kubelet's records, and without contradicted hints.
 
     Args:
         known: the known devices of containers.
         found: the kubelet's records, which do not have the CPUs that Allocate announced.
-        promised: the answers of Allocate, which have them.
+        promised: the responses to Allocate, which have them.
     """
     joined = dict(corrected(known, found))
     for ref, by_pool in found.items():
@@ -111,19 +111,21 @@ def merged(
             **before,
             **{
                 pool: _with_announced(
-                    before.get(pool), promises.as_announced(promised, pool, grant)
+                    before.get(pool), promises.as_announced(promised, pool, allocated)
                 )
-                for pool, grant in by_pool.items()
+                for pool, allocated in by_pool.items()
             },
         }
     return joined
 
 
-def _with_announced(known: AllocatedDevices | None, grant: AllocatedDevices) -> AllocatedDevices:
+def _with_announced(
+    known: AllocatedDevices | None, allocated: AllocatedDevices
+) -> AllocatedDevices:
     """Return the kubelet's record of devices with the CPUs that Allocate announced for them."""
-    if known is None or known.ids != grant.ids:
-        return grant
-    return replace(grant, announced=known.announced | grant.announced)
+    if known is None or known.ids != allocated.ids:
+        return allocated
+    return replace(allocated, announced=known.announced | allocated.announced)
 
 
 def _requests(pod: Pod, name: str, resource: Resource, ids: frozenset[str]) -> bool:

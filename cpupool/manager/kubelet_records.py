@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final
 from cpupool.core.devices import (
     NATIVE_CPU,
     AllocatedDevices,
-    DeviceAssignments,
+    DevicesByContainer,
     NodesOfDevices,
     PodDevices,
 )
@@ -205,7 +205,7 @@ def of_containers(
     names: Names,
     by_pod_name: Mapping[tuple[str, str], PodDevices],
     by_pod_uid: Mapping[str, PodDevices],
-) -> DeviceAssignments:
+) -> DevicesByContainer:
     """Join the kubelet's records to our pods: the checkpoint by UID, podresources by name.
 
     The checkpoint comes first: a name may still belong to an earlier pod, whose successor a
@@ -274,9 +274,9 @@ def of_pools(
 ) -> dict[Resource, AllocatedDevices]:
     """Return the entries of our resources, under their references."""
     return {
-        pool: grant
-        for resource, grant in resources.items()
-        if grant.ids and (pool := names.pool_of(resource)) is not None
+        pool: allocated
+        for resource, allocated in resources.items()
+        if allocated.ids and (pool := names.pool_of(resource)) is not None
     }
 
 

@@ -13,7 +13,7 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.devices import AllocatedDevices
 from cpupool.core.grants import WHOLE_POD
 from cpupool.core.names import POLICY_CPUS
-from cpupool.core.plugin_facts import Given
+from cpupool.core.plugin_facts import RecordedAnswer
 from cpupool.core.requests import CPURequest
 from cpupool.core.workloads import ContainerID, ContainerRef
 from cpupool.manager import by_plugins, ownership, planning, served_requests
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _STALE = "stale-shared: until it restarts it keeps the shared CPUs that its pools had"
 _MOVED = " (moved by the kernel)"
 _NO_GRANT = AllocatedDevices(frozenset())
-_NO_ANSWER = Given(0.0)
+_NO_ANSWER = RecordedAnswer(0.0)
 _NIC_NAME = "nic_name"
 """The annotation of an answer that names a NIC, in the domain of any plugin."""
 _LONGEST_NIC = 15
@@ -377,7 +377,7 @@ def _answers(
 ) -> Iterator[PluginAnswer]:
     pod, container = placed.pod, placed.container
     ref = ContainerRef(pod.cgroup_uid, container.name)
-    given = facts.plugins.given.get(ref, {})
+    given = facts.plugins.answers.get(ref, {})
     grants = resolution.grants
     lacking = by_plugins.lacking(facts, grants, pod, container)
     for resource in sorted(given.keys() | lacking.keys()):
@@ -396,9 +396,9 @@ def _answers(
         )
 
 
-def _nic(given: Given) -> Mapping[str, str]:
+def _nic(given: RecordedAnswer) -> Mapping[str, str]:
     """Return the name of a container's NIC, where the answer has it."""
-    answers = () if given.refused else given.answers.values()
+    answers = () if given.refused else given.parts.values()
     said = (annotation for answer in answers for annotation in answer.annotations.items())
     names = (text for key, text in said if key.rpartition("/")[2] == _NIC_NAME)
     name = next((name for name in names if 0 < len(name) <= _LONGEST_NIC), "")

@@ -34,7 +34,9 @@ def present(facts: NodeFacts) -> tuple[Pod, ...]:
             unlisted[container.pod].append(container)
     requests: defaultdict[str, dict[str, Mapping[Resource, int]]] = defaultdict(dict)
     for ref, held in facts.devices.items() if unlisted else ():
-        requests[ref.pod][ref.name] = {resource: len(grant.ids) for resource, grant in held.items()}
+        requests[ref.pod][ref.name] = {
+            resource: len(allocated.ids) for resource, allocated in held.items()
+        }
     return (
         *listed,
         *(_unlisted_pod(containers, requests[pod]) for pod, containers in unlisted.items()),

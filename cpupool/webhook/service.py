@@ -77,7 +77,7 @@ class WebhookSettings:
         key: the PEM file of its key.
         rules: what to go by beside the pools.
         address: where to listen; empty for every address.
-        port: as for `HTTPSServer`.
+        port: 0 for any free port.
         limits: how much it takes upon itself.
         api_server: where to ask about namespaces; None where there is no API server to ask.
         config_map: the ConfigMap that `config` shows; None where the folder alone counts.

@@ -67,8 +67,8 @@ def test_a_new_container_gets_nodes_and_a_process_can_enter(root: str, container
     keeper = Keeper(goal)
     found = tuple(CgroupFS(CGROUP, f"/{root}").containers())
     for looked, nodes in ((), wanted), (found, wanted), (found, LACKING):
-        wishes = {"web": MemoryNodes(nodes, migrates=True)}
-        resolution = having(manager.snapshot().resolution, wishes)
+        nodes_of = {"web": MemoryNodes(nodes, migrates=True)}
+        resolution = having(manager.snapshot().resolution, nodes_of)
         told = keeper.keep(looked, resolution, 0.0)
     # What the machine lacks is refused, and what the container had is left.
     assert [str(notice.why) for notice in told.values()] == [

@@ -466,7 +466,7 @@ def _labelled(
 
 
 def _whole_cpus(pod: nri_pb2.PodSandbox, container: nri_pb2.Container) -> int:
-    """Return how many CPUs of its own a container may ask for, by the kubelet's numbers alone.
+    """Return how many CPUs of its own a container may request, by the kubelet's numbers alone.
 
     The kubelet writes 1024 shares for each requested CPU, and a score of -997 and a cgroup parent
     without the name of another QoS class for a Guaranteed pod. Sources: kubernetes

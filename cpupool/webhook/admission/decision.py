@@ -63,7 +63,7 @@ class Denied:
 
     Attributes:
         problems: everything that is wrong with it.
-        warnings: warnings for its author, as for a pod that is admitted.
+        warnings: warnings for its author; an admitted pod has them, too.
     """
 
     problems: tuple[Problem, ...]

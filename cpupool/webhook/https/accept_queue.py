@@ -18,7 +18,7 @@ Theory of operation. A connection is in one of five states. Only the event loop'
   send something. One timer closes them after `silent_s`. The timer runs only while a connection is
   silent.
 * A connection goes to the tarpit when it is evicted before it has sent a whole request. There it
-  stays open, the server reads it no more and discards its bytes, and it counts as silent. A client
+  stays open, the server reads it no more and discards its bytes, and is silent. A client
   that sees a closed connection would connect again at once, take the turn of another client, and
   cost a handshake.
 * Readable connections above `most_readable` go to the tarpit, too, because the kernel holds their

@@ -21,7 +21,7 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import Severity
 from cpupool.core.names import Names
 from cpupool.core.pools import NodePools, Pool
-from cpupool.policies.base import Ask, Choice, CPUManagerPolicy
+from cpupool.policies.base import Choice, ChoiceRequest, CPUManagerPolicy
 from tests.machines import MACHINES
 from tests.unit.config.poolconfig.files import parse, refused
 
@@ -44,11 +44,11 @@ SETTINGS = (
 class Toy(CPUManagerPolicy):
     """A policy that is not built in."""
 
-    def wants(self, pod: Pod) -> dict[str, int]:
+    def requests(self, pod: Pod) -> dict[str, int]:
         return {}
 
-    def choose(self, view: NodeView, ask: Ask) -> Choice:
-        return Choice(ask.has)
+    def choose(self, view: NodeView, request: ChoiceRequest) -> Choice:
+        return Choice(request.has)
 
 
 def manager_of(settings: str) -> CPUManager:

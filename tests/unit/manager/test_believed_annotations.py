@@ -1,4 +1,4 @@
-"""Which annotations of an answer of Allocate the agent believes."""
+"""Which annotations of a response to Allocate the agent believes."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ class TestOfAForger:
         node.accept(builders.given(builders.pod("forger"), exclusive_b="6"))
         assert owned(node) == {"forger-uid": "6-7"}
 
-    def test_a_part_of_an_answer_of_allocate_is_none(self) -> None:
+    def test_a_part_of_an_response_to_allocate_is_none(self) -> None:
         node = manager()
         node.allocate("exclusive_a", ["2", "4"])
         node.observe_containers([reported("forger-uid", exclusive_a="4")])
