@@ -107,8 +107,8 @@ def test_it_shares_where_the_pool_file_says_so() -> None:
 @pytest.mark.parametrize(
     ("choice", "why"),
     [
-        (Choice(CPUSet()), "has chosen 0 CPUs () of 1 asked"),
-        (Choice(CPUSet.parse("1-2")), "has chosen 2 CPUs (1-2) of 1 asked"),
+        (Choice(CPUSet()), "has chosen 0 CPUs () of 1 requested"),
+        (Choice(CPUSet.parse("1-2")), "has chosen 2 CPUs (1-2) of 1 requested"),
         (Choice(CPUSet.of(8)), "has chosen CPUs 8, which are not free"),
         (
             Choice(CPUSet.of(1), parts={"web-main": CPUSet.of(3)}),
