@@ -116,10 +116,10 @@ def affinity(
 
 def unaligned(requests: Iterable[DeviceRequest], manager: TopologyPolicy) -> str:
     """Return why `affinity` does not admit a container."""
-    asked = " and ".join(
+    requested = " and ".join(
         f"{request.count} of {request.resource}" for request in requests if request.listing.nodes
     )
-    return f"no NUMA nodes that topologyManagerPolicy {manager.value} accepts have {asked}"
+    return f"no NUMA nodes that topologyManagerPolicy {manager.value} accepts have {requested}"
 
 
 def choose(request: DeviceRequest, nodes: frozenset[int] | None, prefer: Prefer) -> IDs:

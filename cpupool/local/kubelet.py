@@ -282,9 +282,11 @@ class EmbeddedKubelet:
         ref = ContainerRef(pod.uid, container.name)
         held = self._ledger.of(ref)
         listings = self._listed_now()
-        asked = {self._names.resource(pool): count for pool, count in container.requests.items()}
-        asked |= {resource: count for resource, count in others.items() if resource in listings}
-        for resource in asked.keys() & held.keys():
+        requested = {
+            self._names.resource(pool): count for pool, count in container.requests.items()
+        }
+        requested |= {resource: count for resource, count in others.items() if resource in listings}
+        for resource in requested.keys() & held.keys():
             if lost := held[resource].ids - self.listing(resource).healthy:
                 raise _refused(
                     pod,
@@ -293,8 +295,8 @@ class EmbeddedKubelet:
                     f" {container.name} holds {', '.join(sorted(lost))} of {resource}",
                 )
         requests = [
-            self._request(resource, asked[resource], reusable.get(resource, frozenset()))
-            for resource in sorted(asked.keys() - held.keys())
+            self._request(resource, requested[resource], reusable.get(resource, frozenset()))
+            for resource in sorted(requested.keys() - held.keys())
         ]
         listed = [own for found in listings.values() for own in found.nodes.values()]
         merged = devices.affinity(requests, frozenset().union(*listed), self._manager)

@@ -129,13 +129,17 @@ class Awaited:
         return cls(awaited(facts), facts.plugins.names, policy.asks_plugins)
 
 
-def asked(facts: NodeFacts, grants: Grants, pod: Pod, container: Container) -> Mapping[str, float]:
-    """Return the plugins' resources for which they are asked, and how much of each."""
-    return asked_by(Awaited.of(facts), grants, pod, container)
+def plugin_requests(
+    facts: NodeFacts, grants: Grants, pod: Pod, container: Container
+) -> Mapping[str, float]:
+    """Return the plugins' resources that a container requests, and how much of each."""
+    return plugin_requests_by(Awaited.of(facts), grants, pod, container)
 
 
-def asked_by(rules: Awaited, grants: Grants, pod: Pod, container: Container) -> Mapping[str, float]:
-    """Return the plugins' resources for which they are asked, and how much of each.
+def plugin_requests_by(
+    rules: Awaited, grants: Grants, pod: Pod, container: Container
+) -> Mapping[str, float]:
+    """Return the plugins' resources that a container requests, and how much of each.
 
     A container that requests a pool has the pool's CPUs, and a pod with CPUs of an earlier policy
     keeps these: no plugin is asked for their `cpu`.
@@ -167,12 +171,12 @@ def asked_by(rules: Awaited, grants: Grants, pod: Pod, container: Container) -> 
 def lacking(
     facts: NodeFacts, grants: Grants, pod: Pod, container: Container
 ) -> Mapping[str, float]:
-    """Return the part of `asked` without a valid answer that is enough."""
+    """Return the part of `plugin_requests` without a valid answer that is enough."""
     ref = ContainerRef(pod.cgroup_uid, container.name)
     given = facts.plugins.answers.get(ref, {})
     return {
         resource: quantity
-        for resource, quantity in asked(facts, grants, pod, container).items()
+        for resource, quantity in plugin_requests(facts, grants, pod, container).items()
         if resource not in given
         or given[resource].refused
         or not given[resource].serves(quantity)

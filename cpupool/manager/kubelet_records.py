@@ -282,8 +282,8 @@ def of_pools(
 
 def _requests_shared(pod: Pod, ref: ContainerRef) -> bool:
     """Return whether a container of a listed pod requests devices of shared pools alone."""
-    asked = [each for each in pod.containers if each.name == ref.name and not each.whole_cpus]
-    kinds = {resource.kind for container in asked for resource in container.requests}
+    named = [each for each in pod.containers if each.name == ref.name and not each.whole_cpus]
+    kinds = {resource.kind for container in named for resource in container.requests}
     return pod.qos is not None and kinds == {ResourceKind.SHARED}
 
 

@@ -272,5 +272,5 @@ def _may_own(now: Snapshot, placed: PlacedContainer) -> bool:
     return (
         bool(chosen)
         or pod.description.awaits_all
-        or CPU in by_plugins.asked(now.facts, grants, pod, placed.container)
+        or CPU in by_plugins.plugin_requests(now.facts, grants, pod, placed.container)
     )

@@ -339,7 +339,7 @@ def _by_policy(
 def _completed(placed: CPUAssignment, node: Node, own: _Own) -> CPUAssignment:
     """Return a placement with the answers of plugins for the container."""
     if placed.placement is Placement.PLUGIN and placed.exclusive:
-        asked = by_plugins.asked_by(node.awaited, own.grants, own.pod, own.container)
+        asked = by_plugins.plugin_requests_by(node.awaited, own.grants, own.pod, own.container)
         given = own.given.get(CPU)
         changed = by_plugins.resized(given, asked.get(CPU)) if given else ""
         placed = replace(placed, reason=changed) if changed else placed

@@ -138,12 +138,12 @@ class Resolution:
         """
         if self.view.kubelet_places:
             return self.view.default
-        asked = {resource for container in pod.containers for resource in container.requests}
+        requested = {resource for container in pod.containers for resource in container.requests}
         room = CPUSet.union(
             (
                 self.view.default.default,
                 *(grant.cpus for grant in self.grants.of(PodOwner(pod.cgroup_uid)).values()),
-                *(cpus for pool, cpus in self.shared.items() if pool in asked),
+                *(cpus for pool, cpus in self.shared.items() if pool in requested),
                 *(
                     placed.assignment.cpus
                     for (uid, _), placed in self.containers.items()
@@ -271,6 +271,6 @@ def _lacking(facts: NodeFacts, pods: Iterable[Pod]) -> Iterator[tuple[ContainerR
             request = served_requests.of_container(node, by_pool, pod, container)
             if not request:
                 continue
-            asked = request.amounts.keys() - never
-            if asked - {pool for pool, grant in by_pool.items() if not grant.hint}:
-                yield ref, asked <= by_pool.keys()
+            requested = request.amounts.keys() - never
+            if requested - {pool for pool, grant in by_pool.items() if not grant.hint}:
+                yield ref, requested <= by_pool.keys()

@@ -110,12 +110,14 @@ def _unlisted_pod(
     requests = {**held}
     for container in sighted:
         if container.name:
-            asked = {resource: len(ids) for resource, ids in container.devices.items()}
-            requests[container.name] = {**requests.get(container.name, {}), **asked}
+            requested = {resource: len(ids) for resource, ids in container.devices.items()}
+            requests[container.name] = {**requests.get(container.name, {}), **requested}
     return Pod(
         uid=PodUID(first.pod),
         namespace=first.namespace,
         name=first.pod_name,
         qos=None,
-        containers=tuple(Container(name, requests=asked) for name, asked in requests.items()),
+        containers=tuple(
+            Container(name, requests=requested) for name, requested in requests.items()
+        ),
     )

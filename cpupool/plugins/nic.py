@@ -177,10 +177,10 @@ class NICPlugin:
         if not healthy:
             raise NoNIC(f"none of {len(self.nics)} NICs is healthy")
         allowed = [nic for nic in healthy if enhancement.allows(nic)]
-        asked = question.quantity if question.resource == BANDWIDTH else 0
-        found = [nic for nic in allowed if self._left(state, question, nic) >= asked]
+        requested = question.quantity if question.resource == BANDWIDTH else 0
+        found = [nic for nic in allowed if self._left(state, question, nic) >= requested]
         if not found:
-            words = f"none of {len(allowed)} NICs has {asked:g} Mbit/s left"
+            words = f"none of {len(allowed)} NICs has {requested:g} Mbit/s left"
             raise NoNIC(words if allowed else "no NIC is in the network namespace that it wants")
         return found
 

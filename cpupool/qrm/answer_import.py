@@ -63,7 +63,7 @@ class AnswerImport:
             for container in pod.containers:
                 ref = ContainerRef(pod.cgroup_uid, container.name)
                 has = self._found.get(ref, {})
-                asked = by_plugins.asked(now.facts, now.resolution.grants, pod, container)
+                asked = by_plugins.plugin_requests(now.facts, now.resolution.grants, pod, container)
                 for resource in sorted(asked.keys() & has.keys()):
                     quantity, answer = asked[resource], has[resource]
                     # An amount that the file has lost is at least the requested one.

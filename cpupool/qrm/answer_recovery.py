@@ -227,7 +227,7 @@ class RecoverySearch:
         sets = {resolution.view.extents[DEFAULT]}
         for key, cpus in self._there.items():
             placed = resolution.containers.get(key)
-            asks = placed and CPU in by_plugins.asked(
+            asks = placed and CPU in by_plugins.plugin_requests(
                 facts, resolution.grants, placed.pod, placed.container
             )
             if key[1] != POD_ITSELF and not asks and not (placed and placed.assignment.exclusive):
@@ -238,7 +238,7 @@ class RecoverySearch:
         """Return whether a container must have an answer for `cpu`, and none is recorded."""
         container = next(each for each in pod.containers if each.name == ref.name)
         facts, grants = self._now.facts, self._now.resolution.grants
-        return CPU in by_plugins.asked(facts, grants, pod, container) and (
+        return CPU in by_plugins.plugin_requests(facts, grants, pod, container) and (
             CPU not in self._record.get(ref, {}) or ref in self._recorded
         )
 

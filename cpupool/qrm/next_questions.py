@@ -119,7 +119,7 @@ def _contradiction(facts: NodeFacts, container: Container) -> str:
 
 def _questions(now: Snapshot, pod: Pod, container: Container) -> dict[str, Question]:
     """Return a container's requests to plugins: resource → request."""
-    asked = by_plugins.asked(now.facts, now.resolution.grants, pod, container)
+    asked = by_plugins.plugin_requests(now.facts, now.resolution.grants, pod, container)
     return {
         resource: Question.of(pod, container, resource, quantity)
         for resource, quantity in asked.items()

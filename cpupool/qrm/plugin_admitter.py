@@ -194,7 +194,9 @@ class PluginAdmitter:
                 for row in self._table.of(ref):
                     if not row.answer or row.start is not Start.FREE or row.resource not in plugins:
                         continue
-                    quantity = by_plugins.asked(facts, grants, pod, container).get(row.resource)
+                    quantity = by_plugins.plugin_requests(facts, grants, pod, container).get(
+                        row.resource
+                    )
                     if quantity is not None:
                         question = Question.of(pod, container, row.resource, quantity)
                         runs = frozenset([container.id] if container.id else [])

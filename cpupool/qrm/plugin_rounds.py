@@ -248,6 +248,6 @@ def _requesting(now: Snapshot, resource: str) -> Iterator[tuple[Pod, Container, 
     facts, grants = now.facts, now.resolution.grants
     for pod in now.resolution.view.pods:
         for container in pod.containers:
-            asked = by_plugins.asked(facts, grants, pod, container)
+            asked = by_plugins.plugin_requests(facts, grants, pod, container)
             if resource in asked and container.kind is not ContainerKind.INIT:
                 yield pod, container, asked[resource]

@@ -249,8 +249,8 @@ def run(
 def _nothing(event: Event, why: str, requests: Mapping[str, int]) -> Iterator[PlacementRecord]:
     for container in event.pod.containers:
         own = requests.get(container.name)
-        asked = {POLICY_CPUS: own} if own else container.requests
-        for pool, count in sorted(asked.items()):
+        requested = {POLICY_CPUS: own} if own else container.requests
+        for pool, count in sorted(requested.items()):
             name = container_name(event.pod, container)
             yield PlacementRecord(event.at_s, name, pool, count, refused=why)
 

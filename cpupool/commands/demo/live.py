@@ -220,7 +220,7 @@ class LiveNode:
         """Return whether the agent asks a plugin for CPUs of a pod."""
         now = self.agent.manager.snapshot()
         return any(
-            CPU in by_plugins.asked(now.facts, now.resolution.grants, pod, container)
+            CPU in by_plugins.plugin_requests(now.facts, now.resolution.grants, pod, container)
             for container in pod.containers
         )
 

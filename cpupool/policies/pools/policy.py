@@ -99,11 +99,11 @@ def _without_cpus(
     exclusive: CPUSet,
     shared: CPUSet,
 ) -> CPUAssignment:
-    asked = to_place.request.amounts
-    gone = [resource for resource in asked if not view.pools.behind(resource)]
+    requested = to_place.request.amounts
+    gone = [resource for resource in requested if not view.pools.behind(resource)]
     if gone and not exclusive:
         return _without_devices(view, to_place.request, gone[0])
-    if strange := [resource for resource in asked if _names_no_cpu(resource, known[resource])]:
+    if strange := [resource for resource in requested if _names_no_cpu(resource, known[resource])]:
         why = f"its devices of {strange[0]} are no CPUs: another plugin has listed them"
         return view.confined(Cause.NO_CPUS, why)
     why = "every CPU of its pools is offline"

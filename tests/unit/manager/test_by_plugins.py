@@ -39,7 +39,7 @@ BEST_EFFORT = TopologyPolicy.BEST_EFFORT
 
 def asked(node: Manager, of: Pod, index: int = 0) -> dict[str, float]:
     facts, resolution = node.snapshot()
-    return dict(by_plugins.asked(facts, resolution.grants, of, of.containers[index]))
+    return dict(by_plugins.plugin_requests(facts, resolution.grants, of, of.containers[index]))
 
 
 def lacking(node: Manager, of: Pod) -> set[str]:
