@@ -1,9 +1,9 @@
 """The conversation with the container runtime: it takes the reports, and answers the requests.
 
-Every answer comes from known facts: the container's own annotations, then memory. If the kubelet
-has not named the devices yet, the conversation asks the cpusetter for them, and the answer waits,
-for a part of the time after which a runtime drops a plugin. An answer waits in the same way while
-another pod still has the container's CPUs. No answer needs the API server.
+Every response comes from known facts: the container's own annotations, then memory. If the kubelet
+has not named the devices yet, the conversation asks the cpusetter for them, and the response waits,
+for a part of the time after which a runtime drops a plugin. A response waits in the same way while
+another pod still has the container's CPUs. No response needs the API server.
 
 Containerd ignores a failed update of another container, so the plugin reads the cgroups again
 before the first instruction of a container with CPUs of its own.
@@ -53,7 +53,7 @@ class _Waiting:
     Attributes:
         message: the runtime's message.
         came_s: the time of the message.
-        until_s: the latest time of the answer; None before it is known that it must wait.
+        until_s: the latest time of the response; None before it is known that it must wait.
     """
 
     message: CreateContainer | StartContainer
@@ -113,11 +113,11 @@ class Conversation:
 
     @property
     def waits(self) -> bool:
-        """Whether the runtime waits for an answer; any thread may ask."""
+        """Whether the runtime waits for a response; any thread may ask."""
         return bool(self._waiting)
 
     def turn(self, connected: Callable[[], None]) -> None:
-        """Wait for a message of the runtime, or until an answer is due; then answer.
+        """Wait for a message of the runtime, or until a response is due; then answer.
 
         Args:
             connected: called once the runtime has named all its containers.
@@ -132,7 +132,7 @@ class Conversation:
                 self._hear(message, came_s, connected)
             self._answer_waiting()
             asked = bool(messages and self._waiting)
-        # When the answers are out: a sweep competes with them for the interpreter.
+        # When the responses are out: a sweep competes with them for the interpreter.
         if self._responses.take_look() or asked:
             self._look()
         if any(isinstance(message, SandboxStarted) for message in messages):

@@ -24,7 +24,7 @@ Theory of operation. A connection is in one of five states. Only the event loop'
 * Readable connections above `most_readable` go to the tarpit, too, because the kernel holds their
   bytes in memory.
 * The server closes an evicted connection that has sent a whole request. Its client may be an API
-  server, which would wait in vain for the answer to its next request.
+  server, which would wait in vain for the response to its next request.
 * If the queue has `most` connections, the server closes one for each new one. It closes the
   connection that is silent for the longest time. If no connection is silent, it takes the address
   with the most connections, and closes the one that is readable for the longest time.
