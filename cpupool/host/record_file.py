@@ -33,7 +33,7 @@ def put_away(path: Path, why: str) -> str:
         path: the file. It stays if it cannot be renamed.
         why: the reason.
     """
-    said = f"{path} does not count: {why}"
+    said = f"{path} is not used: {why}"
     try:
         _rename(path, _CORRUPT)
     except HostFileError as error:
@@ -117,7 +117,7 @@ class RecordFile(Generic[T]):
         except OSError as error:
             self._unusable = _UNREADABLE
             later = f"the next write keeps it as {_aside(self._path, _UNREADABLE).name}"
-            what = f"{self._path} cannot be read ({error.strerror}): it does not count, and {later}"
+            what = f"{self._path} cannot be read ({error.strerror}): it is not used, and {later}"
             self._report(NOT_READ, f"{what}; check the disk and the folder's rights")
             return self._empty
         try:

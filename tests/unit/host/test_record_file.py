@@ -50,7 +50,7 @@ def test_a_damaged_record_is_set_aside(file: Path, content: bytes) -> None:
     assert not record.absent
     ((reason, what),) = said.all
     assert reason == SET_ASIDE
-    assert f"{file} does not count: the record of answers is not readable" in what
+    assert f"{file} is not used: the record of answers is not readable" in what
     assert "it is kept as answers.json.corrupt" in what
     assert "check the disk" in what
     assert aside.read_bytes() == content

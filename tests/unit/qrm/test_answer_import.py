@@ -115,8 +115,8 @@ def test_of_two_containers_with_one_cpu_that_of_the_older_pod_has_it(
     assert node.cpus(second) == ""
     assert node.given(second).refused == "the answer for cpu names CPUs 3, which another pod owns"
     said = (
-        "container main: the answer for cpu names CPUs 3, which another pod owns: it does not"
-        " count; create the pod again"
+        "container main: the answer for cpu names CPUs 3, which another pod owns: it is not"
+        " used; create the pod again"
     )
     assert node.events.pods == [(second, "PluginAnswerRefused", said)]
     page = node.metrics.render()[1].decode()

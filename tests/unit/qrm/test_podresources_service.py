@@ -203,7 +203,7 @@ def test_a_nic_has_its_name_where_its_plugin_says_it(kubelet: Path, nic: PluginD
         aggregated_quantity=2.0,
         topology_aware_quantity_list=[said.TopologyAwareQuantity(**place)],
     )
-    # What it says of another plugin's resource does not count.
+    # What it says of another plugin's resource has no effect.
     nic.answers("GetTopologyAwareResources", nic_of(of_plugin, cpu=of_plugin))
     with served(kubelet, manager, nic) as socket:
         cpu, eth0 = asked(socket).pod_resources[0].containers[0].resources
