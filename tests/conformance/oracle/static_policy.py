@@ -170,8 +170,8 @@ def _set_anew(before: Node, step: Case) -> Node:
 
 
 def _recorded(step: Case) -> list[Any]:
-    outcome = step.get("error", step.get("assigned"))
-    return [step.get("hints_offered"), outcome, step["default_set"]]
+    result = step.get("error", step.get("assigned"))
+    return [step.get("hints_offered"), result, step["default_set"]]
 
 
 def _answer(node: Node, step: Case) -> tuple[Node, list[Any], str]:
