@@ -412,7 +412,7 @@ class Manager:
 
     @property
     def _facts(self) -> NodeFacts:
-        """The facts, every answer of Allocate included."""
+        """The facts, every response to Allocate included."""
         return self._read().facts
 
     @property

@@ -437,14 +437,16 @@ def _share(
 ) -> PoolShare:
     pod, container = placed.pod, placed.container
 
-    def grant_of(name: str) -> AllocatedDevices:
+    def allocated_to(name: str) -> AllocatedDevices:
         return facts.devices.get(ContainerRef(pod.cgroup_uid, name), {}).get(pool, _NO_GRANT)
 
-    grant = grant_of(container.name)
-    given = devices.exclusive_cpus(grant.ids) if pool.kind.exclusive else CPUSet()
+    allocated = allocated_to(container.name)
+    given = devices.exclusive_cpus(allocated.ids) if pool.kind.exclusive else CPUSet()
     # The kubelet gives only devices of init containers to other containers of the pod.
     before = takewhile(lambda earlier: earlier.name != container.name, pod.containers)
-    shared_with = (earlier.name for earlier in before if grant_of(earlier.name).ids & grant.ids)
+    shared_with = (
+        earlier.name for earlier in before if allocated_to(earlier.name).ids & allocated.ids
+    )
     advice = (choices.get((pool, cpu)) for cpu in given)
     # The kubelet asks for as many as it gives: another number was for another container.
     choice = next(
@@ -453,9 +455,9 @@ def _share(
     return PoolShare(
         pool=pool,
         requested=requested,
-        devices=len(grant.ids),
+        devices=len(allocated.ids),
         given=given,
-        siblings=ownership.granted(facts, pool, grant) - given,
+        siblings=ownership.granted(facts, pool, allocated) - given,
         reused_from=next(shared_with, ""),
         choice=choice,
         cpus=placed.assignment.resources.get(pool, CPUSet()),

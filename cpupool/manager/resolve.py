@@ -272,5 +272,5 @@ def _lacking(facts: NodeFacts, pods: Iterable[Pod]) -> Iterator[tuple[ContainerR
             if not request:
                 continue
             requested = request.amounts.keys() - never
-            if requested - {pool for pool, grant in by_pool.items() if not grant.hint}:
+            if requested - {pool for pool, allocated in by_pool.items() if not allocated.hint}:
                 yield ref, requested <= by_pool.keys()

@@ -36,7 +36,7 @@ def found(
 
 
 def preferences(made: Apart) -> list[ExclusivePolicy]:
-    """Give the wishes of the other pods."""
+    """Give the preferences of the other pods."""
     return [each.exclusive for each in made.held]
 
 
@@ -54,7 +54,7 @@ def test_a_node_without_pods_of_the_same_wish_counts_if_it_has_room() -> None:
 @pytest.mark.parametrize(
     ("held", "free"),
     [
-        pytest.param({"1": NODE, "8": NODE}, "0-31", id="each node has a pod of the wish"),
+        pytest.param({"1": NODE, "8": NODE}, "0-31", id="each node has a pod of the preference"),
         pytest.param({"8": NODE}, "0,8-15", id="the other node has too few free CPUs"),
     ],
 )

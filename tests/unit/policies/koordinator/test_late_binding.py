@@ -1,4 +1,4 @@
-"""CPUs that the node chooses for LSE and LSR pods: requirements, wishes, and the reasons."""
+"""CPUs that the node chooses for LSE and LSR pods: requirements, preferences, and reasons."""
 
 from __future__ import annotations
 
