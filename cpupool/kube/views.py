@@ -235,12 +235,12 @@ def _pod(top: Field, names: Names) -> Pod:
     mirrored = static and annotations[STATIC_POD_MIRROR].text("") == static and static.isalnum()
     uid = PodUID(metadata["uid"].name())
     pod_level = _requirements(spec["resources"], names)
-    asked = [
+    requested = [
         (kind, found, _requirements(found["resources"], names))
         for kind, found in _container_fields(spec)
     ]
     resources = PodResources(
-        pod_level, tuple((kind, needs) for kind, _, needs in asked), _overhead(spec)
+        pod_level, tuple((kind, needs) for kind, _, needs in requested), _overhead(spec)
     )
     qos = _qos(status["qosClass"]) or resources.qos
     # The kubelet gives no CPUs of their own to containers of a pod with resources of its own
@@ -253,7 +253,7 @@ def _pod(top: Field, names: Names) -> Pod:
         split=names.split,
     )
     containers = tuple(
-        _containers(top, asked, names, owns=owns, guaranteed=qos is QoSClass.GUARANTEED)
+        _containers(top, requested, names, owns=owns, guaranteed=qos is QoSClass.GUARANTEED)
     )
     return Pod(
         uid=uid,
@@ -329,7 +329,7 @@ def _qos(given: Field) -> QoSClass | None:
 
 def _containers(
     body: Field,
-    asked: Iterable[tuple[ContainerKind, Field, Requirements]],
+    requested: Iterable[tuple[ContainerKind, Field, Requirements]],
     names: Names,
     *,
     owns: bool,
@@ -338,7 +338,7 @@ def _containers(
     spec, annotations = body["spec"], body["metadata"]["annotations"]
     ids = dict(_running_ids(body["status"]))
     seen: set[str] = set()
-    for kind, found, needs in asked:
+    for kind, found, needs in requested:
         name = found["name"].name()
         if name in seen:
             raise found["name"].error(f"{name!r} is the name of two containers")
@@ -368,11 +368,11 @@ def _lasting(
     """
     if kind not in {ContainerKind.APP, ContainerKind.SIDECAR}:
         return frozenset()
-    asked = {name for part in ("requests", "limits") for name, _ in resources[part].entries()}
-    found = set(filter(is_extended, asked))
+    requested = {name for part in ("requests", "limits") for name, _ in resources[part].entries()}
+    found = set(filter(is_extended, requested))
     if guaranteed:
         found |= {CPU} if needs.whole_cpus else set()
-        found |= {name for name in asked if name == MEMORY or name.startswith(HUGE_PAGES)}
+        found |= {name for name in requested if name == MEMORY or name.startswith(HUGE_PAGES)}
     return frozenset(found)
 
 

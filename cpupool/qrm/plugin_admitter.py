@@ -18,14 +18,14 @@ from cpupool.manager import by_plugins
 from cpupool.policies.qrm.questions import Question
 from cpupool.qrm import next_questions
 from cpupool.qrm.plugin_client import PluginError
-from cpupool.qrm.question_table import Call, Event, Heard, Start
+from cpupool.qrm.question_table import Call, Event, HintsAnswer, Start
 from cpupool.telemetry import log as logs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from cpupool.core.cpu_manager import TopologyHint
-    from cpupool.core.plugin_facts import Answers
+    from cpupool.core.plugin_facts import AnswerParts
     from cpupool.core.workloads import Container, ContainerID, Pod
     from cpupool.manager.resolve import Snapshot
     from cpupool.qrm.answer_book import AnswerBook
@@ -104,11 +104,11 @@ class PluginAdmitter:
             return
         self._table.move(row, Event.ASK)
 
-        def answered(answers: Answers) -> None:
+        def answered(answers: AnswerParts) -> None:
             self._table.hear(row, Event.ANSWERED)
             if worker.options.pre_start:
                 self._table.prepare(row, question)
-            given = self._book.asked_for(pod, question.quantity, answers, hint, has=row.given)
+            given = self._book.asked_for(pod, question.quantity, answers, hint, has=row.answer)
             row.confirmed_s = self._table.now_s()
             self._book.take(self._snapshot(), {(row.container, row.resource): given})
             self._table.answered(row.container)
@@ -146,7 +146,7 @@ class PluginAdmitter:
             return
         self._table.move(row, Event.ASK_HINTS)
 
-        def heard(found: Heard) -> None:
+        def heard(found: HintsAnswer) -> None:
             if self._table.hear(row, Event.HEARD):
                 row.hints = found
 
@@ -192,9 +192,11 @@ class PluginAdmitter:
             for container in pod.containers:
                 ref = ContainerRef(pod.cgroup_uid, container.name)
                 for row in self._table.of(ref):
-                    if not row.given or row.start is not Start.FREE or row.resource not in plugins:
+                    if not row.answer or row.start is not Start.FREE or row.resource not in plugins:
                         continue
-                    quantity = by_plugins.asked(facts, grants, pod, container).get(row.resource)
+                    quantity = by_plugins.plugin_requests(facts, grants, pod, container).get(
+                        row.resource
+                    )
                     if quantity is not None:
                         question = Question.of(pod, container, row.resource, quantity)
                         runs = frozenset([container.id] if container.id else [])
@@ -212,15 +214,15 @@ def _starting(now: Snapshot) -> Mapping[ContainerRef, ContainerID | None]:
     }
 
 
-def _hints(question: Question, plugin: ResourcePlugin) -> Heard:
-    """Return a plugin's hints; a refusal is a list without hints, as for the kubelet.
+def _hints(question: Question, plugin: ResourcePlugin) -> HintsAnswer:
+    """Return a plugin's hints; a refusal is a list without hints, as in the kubelet.
 
     Raises:
         PluginError: the plugin does not answer.
     """
     try:
-        return Heard(plugin.hints(question))
+        return HintsAnswer(plugin.hints(question))
     except PluginError as error:
         if not error.refused:
             raise
-        return Heard((), f"the plugin for {question.resource} {error.why}")
+        return HintsAnswer((), f"the plugin for {question.resource} {error.why}")

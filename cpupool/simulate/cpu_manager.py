@@ -17,7 +17,7 @@ from cpupool.core.grants import WHOLE_POD, PodOwner
 from cpupool.core.names import POLICY_CPUS
 from cpupool.core.workloads import ContainerID
 from cpupool.manager import choosing
-from cpupool.manager.choosing import Admission
+from cpupool.manager.choosing import Choices
 from cpupool.manager.facts import NodeFacts
 from cpupool.manager.guard import made
 from cpupool.policies.built_in import assignable
@@ -64,7 +64,7 @@ class SimulatedCPUManager:
         )
         self._fails = pools.cpu_manager.on_misfit is Misfit.FAIL
         self._pods: dict[str, Pod] = {}
-        self._admission = Admission()
+        self._choices = Choices()
         self.room = Room.empty(topology, assignable(pools, topology) or CPUSet())
 
     @property
@@ -78,15 +78,15 @@ class SimulatedCPUManager:
         return self._refused(heals=False)
 
     def _refused(self, *, heals: bool) -> Mapping[str, str]:
-        refused = self._admission.refused.items()
+        refused = self._choices.refused.items()
         return {uid: each.error.as_kubelet for uid, each in refused if each.error.heals is heals}
 
-    def wants(self, pod: Pod) -> Mapping[str, int]:
+    def requests(self, pod: Pod) -> Mapping[str, int]:
         """Return container → how many CPUs the policy gives it, alone or with its whole pod."""
-        wants = choosing.wanted(self._facts, pod)
-        if WHOLE_POD in wants:
-            return dict.fromkeys((each.name for each in pod.containers), wants[WHOLE_POD])
-        return wants
+        requests = choosing.requested(self._facts, pod)
+        if WHOLE_POD in requests:
+            return dict.fromkeys((each.name for each in pod.containers), requests[WHOLE_POD])
+        return requests
 
     def start(self, pod: Pod, at_s: float) -> Iterator[Served]:
         """Start a pod; yield it once it has CPUs of its own.
@@ -94,15 +94,15 @@ class SimulatedCPUManager:
         Raises:
             PodRefused: it does not fit, and the pool file wants such pods to fail.
         """
-        if not self.wants(pod):
+        if not self.requests(pod):
             return
         self._pods[pod.uid] = _started(pod, at_s)
-        before = self._admission
+        before = self._choices
         served = tuple(self._decide())
-        refusal = self._admission.refused.get(pod.uid)
+        refusal = self._choices.refused.get(pod.uid)
         if refusal and refusal.holds and self._fails:
             del self._pods[pod.uid]
-            self._admission = before
+            self._choices = before
             why, name = refusal.error, f"{pod.namespace}/{pod.name}"
             raise PodRefused(name, why.reason, why.as_kubelet)
         yield from served
@@ -111,25 +111,25 @@ class SimulatedCPUManager:
         """End a pod; yield the pods that get its CPUs."""
         if self._pods.pop(pod.uid, None) is None:
             return
-        grants = self._admission.grants.without({PodOwner(pod.uid)})
-        refused = {uid: why for uid, why in self._admission.refused.items() if uid != pod.uid}
-        self._admission = Admission(grants, refused)
+        grants = self._choices.grants.without({PodOwner(pod.uid)})
+        refused = {uid: why for uid, why in self._choices.refused.items() if uid != pod.uid}
+        self._choices = Choices(grants, refused)
         self.room.free = self.room.layout.cpus - grants.cpus
         if refused:
             yield from self._decide()
 
     def _decide(self) -> Iterator[Served]:
-        before, pods = self._admission, tuple(self._pods.values())
+        before, pods = self._choices, tuple(self._pods.values())
         # Devices of other plugins are not simulated: every node is as good for a pod.
         facts = replace(self._facts, device_nodes={uid: {} for uid in self._pods})
-        self._admission = choosing.admit(facts, pods, before)
-        grants = self._admission.grants
+        self._choices = choosing.choose(facts, pods, before)
+        grants = self._choices.grants
         self.room.free = self.room.layout.cpus - grants.cpus
         for uid, pod in self._pods.items():
             grant = grants.all.get((PodOwner(uid), POLICY_CPUS))
             if grant and grant.parts and not before.grants.parts(uid, POLICY_CPUS):
                 refusal = before.refused.get(uid)
-                names = self.wants(pod)
+                names = self.requests(pod)
                 cpus = {name: grant.part(name) for name in names}
                 reasons = {name: grant.reason(name) for name in names}
                 yield Served(pod, cpus, reasons, refusal.error.as_kubelet if refusal else "")

@@ -33,7 +33,7 @@ ELSEWHERE = {
     "tests/unit/commands/explain": {"commands/shell/reasons"},
     "tests/unit/commands/test_topology.py": {"manager/node_topology"},
     "tests/unit/commands/test_simulate.py": {
-        *("commands/pictures/outcomes", "commands/pictures/plotting"),
+        *("commands/pictures/simulation_results", "commands/pictures/plotting"),
     },
     "tests/unit/commands/demo/test_live.py": {"commands/demo/manifests", "commands/demo/samples"},
     "tests/scenarios/test_demo_plugins.py": {"plugins/demo"},

@@ -165,7 +165,7 @@ class Node:
         eventually(stepped, lambda: f"{what}: {self.manager.snapshot().facts.plugins}")
 
     def cpus(self, name: str = "a") -> str:
-        given = self.manager.snapshot().facts.plugins.given.get(ref(name), {})
+        given = self.manager.snapshot().facts.plugins.answers.get(ref(name), {})
         return str(given["cpu"].cpus) if "cpu" in given else "nothing"
 
     def refusal(self, name: str = "a") -> str:
@@ -272,8 +272,8 @@ def test_what_breaks_a_rule_for_good_is_not_kept_and_the_record_is_written_once(
         node.until(partial(lambda count: len(lists) > count, count))
     for _ in range(3):
         node.role.step()
-    (given,) = node.role._table.given(ref("a")).values()
-    assert (given.refused != "", given.answers) == (True, {})
+    (given,) = node.role._table.answers(ref("a")).values()
+    assert (given.refused != "", given.parts) == (True, {})
     assert node.file.stat() == before, "it is written again"
     said = [reason for _, reason, _ in node.events.pods]
     assert said == ["PluginAnswerRefused"]

@@ -1,6 +1,7 @@
-"""The NRI plugin's answers to the container runtime about containers that nothing holds back.
+"""The NRI plugin's responses to the container runtime about containers that nothing holds back.
 
-`conversation.py` takes the requests, `holding.py` finds the obstacles, and this module answers.
+`conversation.py` takes the requests, `holding.py` finds the obstacles, and this module makes the
+responses.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ _KNOWN: Final = {Placement.POOLS, Placement.POLICY, Placement.PLUGIN}
 """Placements that follow from facts about the container itself."""
 
 
-class Answers:
-    """Answers the runtime's requests about single containers.
+class Responses:
+    """Makes the responses to the runtime's requests about single containers.
 
     Args:
         runtime: the container runtime.

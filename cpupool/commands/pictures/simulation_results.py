@@ -1,4 +1,4 @@
-"""Shows the outcomes of a simulation: drawn and listed for people, and as JSON."""
+"""Shows the results of a simulation: drawn and listed for people, and as JSON."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ _TITLES: Final = (
 )
 
 
-def to_json(outcome: SimulationResult) -> dict[str, Any]:
-    """Write the outcome under one policy as JSON values."""
+def to_json(result: SimulationResult) -> dict[str, Any]:
+    """Write the result under one policy as JSON values."""
     return {
-        "summary": asdict(outcome.summary),
-        "series": [asdict(moment) for moment in outcome.series],
-        "refusals": [asdict(refusal) for refusal in outcome.refusals],
-        "containers": [_container_as_json(placement) for placement in outcome.placements],
+        "summary": asdict(result.summary),
+        "series": [asdict(moment) for moment in result.series],
+        "refusals": [asdict(refusal) for refusal in result.refusals],
+        "containers": [_container_as_json(placement) for placement in result.placements],
     }
 
 
@@ -62,7 +62,7 @@ def _container_as_json(placement: PlacementRecord) -> dict[str, Any]:
 
 def show(
     topology: CPUTopology,
-    outcomes: Mapping[str, SimulationResult],
+    results: Mapping[str, SimulationResult],
     out: TextIO,
     *,
     listed: bool,
@@ -72,7 +72,7 @@ def show(
 
     Args:
         topology: the machine.
-        outcomes: policy → the outcome for the same pods.
+        results: policy → the result for the same pods.
         out: where to write.
         listed: whether to list where each container is.
         chooses: whether a CPU manager policy gives out CPUs, for which pods may wait.
@@ -80,7 +80,7 @@ def show(
     # Imported only here, so that --json needs no drawing library.
     from cpupool.commands.pictures import drawing, painting  # noqa: PLC0415
 
-    name, first = next(iter(outcomes.items()))
+    name, first = next(iter(results.items()))
     painted = painting.paint(_by_pod(first.running))
     drawing.show(drawing.Picture(topology, painted), out)
     if listed:
@@ -102,10 +102,10 @@ def show(
         if each.shares
     ]
     _list(shares, out)
-    compared = (_summary_cells(policy, outcome) for policy, outcome in outcomes.items())
+    compared = (_summary_cells(policy, result) for policy, result in results.items())
     drawing.show(drawing.table(_TITLES, compared), out)
     if chooses:
-        waits = (_waiting_cells(policy, outcome.summary) for policy, outcome in outcomes.items())
+        waits = (_waiting_cells(policy, result.summary) for policy, result in results.items())
         drawing.show(drawing.table(_WAITING, waits), out)
 
 
@@ -138,8 +138,8 @@ def _cells(placement: PlacementRecord) -> tuple[str, ...]:
     )
 
 
-def _summary_cells(policy: str, outcome: SimulationResult) -> tuple[str, ...]:
-    found = outcome.summary
+def _summary_cells(policy: str, result: SimulationResult) -> tuple[str, ...]:
+    found = result.summary
     refused = found.refused / (found.admitted + found.refused)
     return (
         policy,
