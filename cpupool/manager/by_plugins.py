@@ -169,14 +169,28 @@ def plugin_requests_by(
 
 
 def lacking(
-    facts: NodeFacts, grants: Grants, pod: Pod, container: Container
+    facts: NodeFacts,
+    grants: Grants,
+    pod: Pod,
+    container: Container,
+    rules: Awaited | None = None,
 ) -> Mapping[str, float]:
-    """Return the part of `plugin_requests` without a valid answer that is enough."""
+    """Return the part of `plugin_requests` without a valid answer that is enough.
+
+    Args:
+        facts: the node's facts.
+        grants: who owns which CPUs.
+        pod: the container's pod.
+        container: the container.
+        rules: those of the facts, from a caller that asks about many containers.
+    """
     ref = ContainerRef(pod.cgroup_uid, container.name)
     given = facts.plugins.answers.get(ref, {})
     return {
         resource: quantity
-        for resource, quantity in plugin_requests(facts, grants, pod, container).items()
+        for resource, quantity in plugin_requests_by(
+            rules or Awaited.of(facts), grants, pod, container
+        ).items()
         if resource not in given
         or given[resource].refused
         or not given[resource].serves(quantity)
@@ -248,13 +262,14 @@ def refusals(facts: NodeFacts, grants: Grants, pods: Iterable[Pod]) -> Mapping[s
         grants: who owns which CPUs.
         pods: the pods that run or start.
     """
-    if not awaited(facts):
+    rules = Awaited.of(facts)
+    if not rules.resources:
         return {}
-    found = ((pod, _refusal(facts, grants, pod)) for pod in pods)
+    found = ((pod, _refusal(facts, grants, pod, rules)) for pod in pods)
     return {pod.cgroup_uid: refusal for pod, refusal in found if refusal}
 
 
-def _refusal(facts: NodeFacts, grants: Grants, pod: Pod) -> Refusal | None:
+def _refusal(facts: NodeFacts, grants: Grants, pod: Pod, rules: Awaited) -> Refusal | None:
     described = pod.description
     if pod.finished or described.starts_early:
         return None
@@ -264,7 +279,7 @@ def _refusal(facts: NodeFacts, grants: Grants, pod: Pod) -> Refusal | None:
         return Refusal(unclear, holds=not (reported or pod.essential), reachable=False)
     optional = None
     for container in pod.containers:
-        resources = lacking(facts, grants, pod, container)
+        resources = lacking(facts, grants, pod, container, rules)
         if not resources:
             continue
         error = reason(facts, grants, pod, container, resources)

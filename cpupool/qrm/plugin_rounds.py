@@ -245,9 +245,9 @@ def _remove(pods: Sequence[str], gone: list[str], plugin: ResourcePlugin) -> Non
 
 def _requesting(now: Snapshot, resource: str) -> Iterator[tuple[Pod, Container, float]]:
     """Yield the containers that request a resource, without init containers, which end."""
-    facts, grants = now.facts, now.resolution.grants
+    rules, grants = by_plugins.Awaited.of(now.facts), now.resolution.grants
     for pod in now.resolution.view.pods:
         for container in pod.containers:
-            asked = by_plugins.plugin_requests(facts, grants, pod, container)
+            asked = by_plugins.plugin_requests_by(rules, grants, pod, container)
             if resource in asked and container.kind is not ContainerKind.INIT:
                 yield pod, container, asked[resource]

@@ -247,7 +247,9 @@ class ResourceManager(StepLoop):
         if now.facts.pods is None:
             return _LOOK_S
         self._book.judge_again(now)
-        self._say(self._book.recover_late(now))
+        if now.facts.recovered:
+            # What is found before that would be no record of an earlier agent for `take_over`.
+            self._say(self._book.recover_late(now))
         due_s = self._remove_ended(now)
         self._publish()
         now = self._manager.snapshot()

@@ -96,7 +96,7 @@ class Responses:
                 self._events.pod(obstacle.pod, obstacle.refusal or event, why)
             if held:
                 return self._hold(message, why)
-        wanted = self._wanted(container.key, now)
+        wanted = self._wanted(container.key, now, is_there=False)
         variables, annotations, properties = _of_plugins(container, now)
         if wanted is None and not (variables or annotations or properties):
             self._runtime.answer_create(message, None)
@@ -248,14 +248,24 @@ class Responses:
         if obstacle.pod:
             self._events.pod(obstacle.pod, notices.OCCUPIED, why)
 
-    def _wanted(self, key: ContainerKey | None, now: Snapshot) -> CPUAssignment | None:
-        """Return where a container belongs; None if the facts are not certain enough."""
+    def _wanted(
+        self, key: ContainerKey | None, now: Snapshot, *, is_there: bool = True
+    ) -> CPUAssignment | None:
+        """Return where a container belongs; None if the facts are not certain enough.
+
+        Args:
+            key: its ids.
+            now: the facts and decisions.
+            is_there: whether an earlier agent may have chosen its CPUs.
+        """
         if key is None:
             return None
         assignment = now.assignment(key)
         facts = now.facts
-        # `now` may be older than the sweep that has recognised the choices of an earlier agent.
-        owners_known = facts.recovered or not facts.pools.cpu_manager.chooses
+        # `now` may be older than the sweep that has recognised the choices of an earlier agent, and
+        # the pools that come into force may have a policy with choices.
+        chooses = facts.pools.cpu_manager.chooses or (is_there and not facts.configured)
+        owners_known = facts.recovered or not chooses
         known = (self._ready() and owners_known) or assignment.placement in _KNOWN
         return assignment if known and assignment.cpus else None
 

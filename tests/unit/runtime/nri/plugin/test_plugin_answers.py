@@ -11,6 +11,7 @@ import pytest
 from cpupool.api import nri_pb2
 from cpupool.core.plugin_facts import AnswerPart, PluginFacts, RecordedAnswer
 from cpupool.core.workloads import ContainerID
+from cpupool.manager.manager import Manager
 from tests.nri_agents import Agent, cpu_of, of
 from tests.nri_runtime import FakeRuntime, Plugin, Refused
 from tests.unit.manager.plugged import MACHINE, container, cpus, pod, pools, ref
@@ -87,6 +88,27 @@ def test_before_it_is_known_who_owns_cpus_no_running_container_is_moved(
         plugin = runtime.accept()
         plugin.configure()
         assert not plugin.synchronize(there)
+
+
+def test_before_the_pools_are_known_a_recorded_answer_moves_no_running_container(
+    agent: Agent, runtime: FakeRuntime
+) -> None:
+    agent.manager = Manager()
+    agent.manager.update_topology(MACHINE.topology())
+    agent.manager.observe(pods=(OWN, WEB))
+    agent.plugin = agent.made()
+    answer(agent, {ref("own"): {"cpu": cpus("2-3", exclusive=True)}})
+    running = nri_pb2.CONTAINER_RUNNING
+    web = of(WEB, "c1", cpus="5", state=running)
+    with agent.running():
+        plugin = runtime.accept()
+        plugin.configure()
+        assert not plugin.synchronize([web])
+        assert not plugin.update(web, "5").update
+        # A new one stays off the CPUs of the owner.
+        new = pod("new", container(more={"example.com/gpu": 1.0}))
+        agent.manager.observe(pods=(OWN, WEB, new))
+        assert cpu_of(plugin.create(of(new, "c2"))).cpus == "0-1,4-15"
 
 
 def test_without_it_the_container_is_held(agent: Agent, plugin: Plugin) -> None:
