@@ -139,7 +139,7 @@ with the asking and the answering side in one process.
 {quality}
 
 What `cpupool simulate` tells of {traces} random traces of {pods} pods each. The load is the
-share of the pool that pods would hold if none were refused. A pod asks for 1, 2, 4, ... cores, up
+share of the pool that pods would hold if none were refused. A pod requests 1, 2, 4, ... cores, up
 to half of the pool, each size half as often as the one before it. *pool* is the pool's own policy;
 *first-fit* takes the lowest free ids, as a plugin without an opinion leaves it to the kubelet;
 *kubelet-packed* is the kubelet's static CPU manager policy.

@@ -13,7 +13,7 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.devices import AllocatedDevices
 from cpupool.core.names import Names
 from cpupool.core.pools import NodePools, Pool
-from cpupool.enforce.quotas import QuotaGoal
+from cpupool.enforce.quota_repair import QuotaGoal
 from cpupool.host.bandwidth import CFSBandwidth
 from cpupool.host.cgroupfs import CgroupFS
 from cpupool.local import cgroups

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.devices import AllocatedDevices
-from cpupool.core.grants import AnswerOwner, Grant, Grants, PodOwner, Source
+from cpupool.core.grants import Grant, Grants, PodOwner, PromiseOwner, Source
 from cpupool.core.names import ENABLE_SHARED_CPUS, POLICY_CPUS
 from cpupool.core.topology import NO_CPUS
 from cpupool.core.workloads import (
@@ -138,4 +138,4 @@ def owned(manager: Manager) -> dict[str, dict[str, CPUSet]]:
 def promised(manager: Manager) -> dict[str, CPUSet]:
     """Return the CPUs of answers that no pod has turned up with: pool → CPUs."""
     grants = manager.snapshot().resolution.grants
-    return {one.resource: one.cpus for one in grants if isinstance(one.owner, AnswerOwner)}
+    return {one.resource: one.cpus for one in grants if isinstance(one.owner, PromiseOwner)}

@@ -12,7 +12,7 @@ from cpupool.core.cgroups import POD_ITSELF, CgroupNode, FoundContainer
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import CgroupNotFound, CgroupWriteRejected
 from cpupool.enforce.apply import bring
-from cpupool.enforce.plan import Write
+from cpupool.enforce.write_order import Write
 from cpupool.host import cgroup_names
 from cpupool.host.cgroupfs import CgroupVersion
 

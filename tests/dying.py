@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from cpupool.core.cpu_manager import TopologyHint
     from cpupool.core.cpuset import CPUSet
-    from cpupool.core.plugin_facts import Answers
+    from cpupool.core.plugin_facts import AnswerParts
     from cpupool.core.workloads import ContainerID, ContainerRef
     from cpupool.policies.qrm.questions import Question
     from cpupool.runtime.nri.messages import Adjustment, CreateContainer, Message, Update
@@ -92,7 +92,9 @@ def note(self: NRIRuntime, message: Message) -> None:
     _note(self, message)
 
 
-def allocate(self: ResourcePlugin, question: Question, hint: TopologyHint | None = None) -> Answers:
+def allocate(
+    self: ResourcePlugin, question: Question, hint: TopologyHint | None = None
+) -> AnswerParts:
     """Ask a plugin, and die before that if it is about the victim."""
     if question.container.pod == os.environ[VICTIM]:
         _reach(PLANNED)
@@ -113,14 +115,14 @@ def update_all(self: NRIRuntime, wanted: Mapping[ContainerID, CPUSet]) -> None:
         _reach(WRITTEN)
 
 
-def decide(self: KeptPlugin, question: Question, hint: TopologyHint | None) -> Answers:
+def decide(self: KeptPlugin, question: Question, hint: TopologyHint | None) -> AnswerParts:
     """Decide about a container, and die before that if it is the victim."""
     if question.pod_name == os.environ[VICTIM]:
         _reach(ASKED)
     return _decide(self, question, hint)
 
 
-def allocations(self: KeptPlugin) -> Mapping[ContainerRef, Answers]:
+def allocations(self: KeptPlugin) -> Mapping[ContainerRef, AnswerParts]:
     """List what containers have, and die after that if the victim is in the list."""
     found = _list(self)
     if os.environ[VICTIM] in str(found):

@@ -68,12 +68,12 @@ class Beats(Health):
         self.beats += 1
 
 
-def having(resolution: Resolution, wishes: Mapping[str, MemoryNodes]) -> Resolution:
+def having(resolution: Resolution, wanted: Mapping[str, MemoryNodes]) -> Resolution:
     """Return the resolution with memory nodes for containers, by the name of their pod."""
-    if not wishes:
+    if not wanted:
         return resolution
     placed = {
-        key: replace(found, assignment=replace(found.assignment, memory=wishes.get(found.pod.name)))
+        key: replace(found, assignment=replace(found.assignment, memory=wanted.get(found.pod.name)))
         for key, found in resolution.containers.items()
     }
     return replace(resolution, containers=placed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from typing import TYPE_CHECKING
 
-from cpupool.host.partitions import Partitions
+from cpupool.host.isolated_partitions import Partitions
 from cpupool.host.root import HostRoot
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pytest
 
     from cpupool.core.workloads import Pod
-    from cpupool.policies.base import Ask
+    from cpupool.policies.base import ChoiceRequest
     from cpupool.policies.view import NodeView
 
 ROOT = Path(__file__).parents[1]
@@ -32,20 +32,20 @@ EXAMPLE = ROOT / "examples/policy"
 class LowestCPUs(CPUManagerPolicy):
     """Gives the lowest CPUs, which the example never does while a higher one is free."""
 
-    def wants(self, pod: Pod) -> Mapping[str, int]:
+    def requests(self, pod: Pod) -> Mapping[str, int]:
         return {container.name: container.whole_cpus or 1 for container in pod.containers}
 
-    def choose(self, _view: NodeView, ask: Ask) -> Choice:
-        return Choice(ask.has or CPUSet(sorted(ask.available)[: ask.count]))
+    def choose(self, _view: NodeView, request: ChoiceRequest) -> Choice:
+        return Choice(request.has or CPUSet(sorted(request.available)[: request.count]))
 
 
 @dataclass(frozen=True, slots=True)
 class TellingCPUs(LowestCPUs):
     """Gives the lowest CPUs, and says so."""
 
-    def choose(self, view: NodeView, ask: Ask) -> Choice:
+    def choose(self, view: NodeView, request: ChoiceRequest) -> Choice:
         # A class with slots has no cell for super().
-        found = LowestCPUs.choose(self, view, ask).cpus
+        found = LowestCPUs.choose(self, view, request).cpus
         return Choice(found, (Step("telling", "the lowest CPUs that are free", found),))
 
 

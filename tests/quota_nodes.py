@@ -13,7 +13,7 @@ from cpupool.core.devices import AllocatedDevices
 from cpupool.core.names import ENABLE_SHARED_CPUS, KUBELET_CPUS
 from cpupool.core.pools import MixedCPUs, NodePools, Pool
 from cpupool.core.workloads import ContainerRef
-from cpupool.enforce.quotas import QuotaGoal
+from cpupool.enforce.quota_repair import QuotaGoal
 from cpupool.enforce.repair import Keeper
 from cpupool.enforce.writer_choice import Writers
 from cpupool.host.cgroupfs import CgroupVersion

@@ -46,7 +46,7 @@ class Kind(Enum):
 
 
 @dataclass(slots=True)
-class Outcome:
+class Result:
     """What became of the pods that were offered to the nodes of a kind.
 
     Attributes:
@@ -66,7 +66,7 @@ class Outcome:
     surprises: list[str] = field(default_factory=list)
 
 
-def run(machines: Sequence[CPUTopology], *, init: bool = False) -> dict[Kind, Outcome]:
+def run(machines: Sequence[CPUTopology], *, init: bool = False) -> dict[Kind, Result]:
     """Offer every pod to every node.
 
     Args:
@@ -74,7 +74,7 @@ def run(machines: Sequence[CPUTopology], *, init: bool = False) -> dict[Kind, Ou
         init: whether the offered pods have an init container that requests devices or CPUs.
     """
     able = [machine for machine in machines if len(machine.online) >= _LEAST_CPUS]
-    outcomes = {kind: Outcome() for kind in Kind}
+    results = {kind: Result() for kind in Kind}
     for number in range(NODES):
         chance = random.Random(number)
         kind = [*Kind][number % len(Kind)]
@@ -82,24 +82,24 @@ def run(machines: Sequence[CPUTopology], *, init: bool = False) -> dict[Kind, Ou
         _fill(node, kind, chance)
         published = node.topology_object()
         for body in _bodies(node, kind, chance, _OFFERED, init=init):
-            _offer(node, body, published, outcomes[kind])
-    return outcomes
+            _offer(node, body, published, results[kind])
+    return results
 
 
-def _offer(node: ModelNode, body: Body, published: Body, outcome: Outcome) -> None:
+def _offer(node: ModelNode, body: Body, published: Body, result: Result) -> None:
     pod = views.pod(body, NAMES)
     if not node.fits(pod) or pod.qos is None:
         return
     refusal = node.refusal(body)
     kept = unfit(body, pod.qos, published, node.allocatable())
-    outcome.offered += 1
-    outcome.refused += bool(refusal)
-    outcome.kept_off += bool(kept)
+    result.offered += 1
+    result.refused += bool(refusal)
+    result.kept_off += bool(kept)
     if refusal and not kept:
-        outcome.refused_behind += 1
-        outcome.surprises.append(f"{len(node.topology.nodes)} NUMA nodes: {refusal}")
+        result.refused_behind += 1
+        result.surprises.append(f"{len(node.topology.nodes)} NUMA nodes: {refusal}")
     if kept and not refusal:
-        outcome.in_vain[kept] += 1
+        result.in_vain[kept] += 1
 
 
 def _node(machine: CPUTopology, kind: Kind, chance: random.Random) -> ModelNode:

@@ -9,6 +9,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
 from cpupool.config import kubelet_config
+from cpupool.core import default_pool
 from cpupool.core.cpu_manager import Scope
 from cpupool.core.devices import AllocatedDevices
 from cpupool.core.errors import AllocationError
@@ -18,7 +19,7 @@ from cpupool.core.pools import MILLI_PER_CPU
 from cpupool.core.workloads import ContainerID, ContainerKind, ContainerRef
 from cpupool.kube import views
 from cpupool.local import devices
-from cpupool.local.devices import Listing, Want
+from cpupool.local.devices import DeviceRequest, Listing
 from cpupool.manager.manager import Manager
 from cpupool.manager.node_topology import Surroundings, node_topology
 from cpupool.policies.built_in import assignable
@@ -111,7 +112,7 @@ class ModelNode:
     def allocatable(self) -> dict[str, int]:
         """Return the Node's allocatable amounts; cpu in thousandths."""
         own = assignable(self.pools, self.topology)
-        cpus = self.pools.default_cpus(self.topology) & self.topology.online if own is None else own
+        cpus = default_pool.online(self.pools, self.topology) if own is None else own
         found = {
             "cpu": len(cpus) * MILLI_PER_CPU,
             "memory": MEMORY_BYTES * len(self.topology.nodes),
@@ -217,17 +218,17 @@ class ModelNode:
         if self.aligning.scope is Scope.POD:
             together = _exclusive(devices.total_requests(pod))
             nodes = self._affinity(
-                [self._want(pool, together[pool], chosen, {}) for pool in sorted(together)]
+                [self._request(pool, together[pool], chosen, {}) for pool in sorted(together)]
             )
         for container in pod.containers:
-            wants = {
-                pool: self._want(pool, asked, chosen, reusable)
+            requests = {
+                pool: self._request(pool, asked, chosen, reusable)
                 for pool, asked in sorted(_exclusive(container.requests).items())
             }
             if self.aligning.scope is Scope.CONTAINER:
-                nodes = self._affinity([*wants.values()])
-            for pool, want in wants.items():
-                ids = devices.choose(want, nodes, partial(self._prefer, pool))
+                nodes = self._affinity([*requests.values()])
+            for pool, request in requests.items():
+                ids = devices.choose(request, nodes, partial(self._prefer, pool))
                 self.manager.devices(pool).offer.check_free(ids)
                 chosen.append((container, pool, ids))
                 known = reusable.get(pool, frozenset())
@@ -241,19 +242,19 @@ class ModelNode:
         chosen = self.manager.preferred(pool, sorted(available), sorted(required), size)
         return frozenset(chosen)
 
-    def _want(
+    def _request(
         self, pool: Resource, asked: int, chosen: Chosen, reusable: Mapping[str, devices.IDs]
-    ) -> Want:
+    ) -> DeviceRequest:
         listing = self.listing(pool)
         own = frozenset[str]().union(*(ids for _, name, ids in chosen if name == pool))
         free = listing.healthy - self._taken(pool) - own
-        return Want(pool, asked, listing, free, reusable.get(pool, frozenset()))
+        return DeviceRequest(pool, asked, listing, free, reusable.get(pool, frozenset()))
 
-    def _affinity(self, wants: list[Want]) -> frozenset[int] | None:
-        merged = devices.affinity(wants, self.topology.nodes, self.aligning.policy)
+    def _affinity(self, requests: list[DeviceRequest]) -> frozenset[int] | None:
+        merged = devices.affinity(requests, self.topology.nodes, self.aligning.policy)
         if not merged.admit:
-            why = devices.unaligned(wants, self.aligning.policy)
-            raise AllocationError(wants[0].resource, why, "ask for less")
+            why = devices.unaligned(requests, self.aligning.policy)
+            raise AllocationError(requests[0].resource, why, "ask for less")
         return merged.hint.nodes
 
 

@@ -13,7 +13,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from cpupool.core.workloads import ContainerID
-from cpupool.host import bandwidth, cgroup_memory, cgroup_names, cgroup_properties, partitions
+from cpupool.host import (
+    bandwidth,
+    cgroup_memory,
+    cgroup_names,
+    cgroup_properties,
+    isolated_partitions,
+)
 from cpupool.host.files import DirectoryWatch
 
 if TYPE_CHECKING:
@@ -27,7 +33,9 @@ _CGROUP_LEVELS: Final = 5
 _CPUS: Final = "cpuset.cpus"
 _AT_ONCE: Final = {_CPUS} | bandwidth.FILES
 """The files that decide where, and for how long, the processes of a container run."""
-_KEPT_FILES: Final = _AT_ONCE.union(cgroup_memory.FILES, cgroup_properties.FILES, partitions.FILES)
+_KEPT_FILES: Final = _AT_ONCE.union(
+    cgroup_memory.FILES, cgroup_properties.FILES, isolated_partitions.FILES
+)
 """The files that cpupool keeps, and writes again when another program has written them."""
 
 
@@ -85,8 +93,6 @@ class CgroupNews:
 
         def changed(path: Path, *, sets: bool) -> bool:
             when = of(path, self._writers, self._stays, self._only_shares, sets=sets)
-            if when is None:
-                return False
             self._touched.add(pod(path))
             if when is Look.NOT and sets:
                 self._note_start(path)
@@ -101,7 +107,7 @@ class CgroupNews:
                 partial(changed, sets=sets),
                 depth=_CGROUP_LEVELS,
                 writes=True,
-                concerns=_tells,
+                concerns=_concerns_containers,
             )
             for place, sets in self._places.items()
         ]
@@ -166,8 +172,8 @@ def of(
     shares: Callable[[str], bool],
     *,
     sets: bool,
-) -> Look | None:
-    """Return when the cpusetter is to look because something has changed; None for no news.
+) -> Look:
+    """Return when the cpusetter is to look because something has changed.
 
     Args:
         path: the cgroup that is new or gone, or the file that was written.
@@ -176,8 +182,6 @@ def of(
         shares: returns whether a pod, by the id in its cgroup's name, only shares CPUs.
         sets: whether the cgroups there have the CPUs of containers.
     """
-    if not _tells(path.name):
-        return None
     directory = cgroup_names.is_cgroup(path.name)
     cgroup = path if directory else path.parent
     if writers.starting(ContainerID(cgroup_names.container_id(cgroup.name))):
@@ -199,7 +203,7 @@ def of(
     return Look.LATER if concerned is not None and shares(concerned) else Look.SOON
 
 
-def _tells(name: str) -> bool:
+def _concerns_containers(name: str) -> bool:
     # Every exec writes cgroup.procs, which moves no container.
     return name in _KEPT_FILES or cgroup_names.is_cgroup(name)
 

@@ -23,7 +23,7 @@ from cpupool.enforce.directories import Directories
 from cpupool.enforce.load_balancing import LoadBalancingGoal
 from cpupool.enforce.mover import Mover
 from cpupool.enforce.properties import PropertiesGoal
-from cpupool.enforce.quotas import QuotaGoal, starts_right
+from cpupool.enforce.quota_repair import QuotaGoal, starts_right
 from cpupool.enforce.sweep import Sweep
 from cpupool.enforce.writer_choice import Writers
 from cpupool.host import cgroup_names
@@ -32,19 +32,19 @@ from cpupool.host.cgroup_memory import CgroupMemory
 from cpupool.host.cgroup_properties import CgroupProperties
 from cpupool.host.cgroupfs import CgroupFS
 from cpupool.host.choice_record import ChoiceRecord
+from cpupool.host.isolated_partitions import Partitions
 from cpupool.host.own_folders import OwnFolders
-from cpupool.host.partitions import Partitions
 from cpupool.kubelet.checkpoint import CheckpointFile
 from cpupool.kubelet.podresources import PodResources
 from cpupool.manager import resizing
 from cpupool.manager.learner import Learner
 from cpupool.runtime.cri import CRI
 from cpupool.runtime.nri.adapter import NRIRuntime
-from cpupool.runtime.nri.answers import Answers
 from cpupool.runtime.nri.connecting import ConnectionWait
 from cpupool.runtime.nri.conversation import Conversation
 from cpupool.runtime.nri.holding import Obstacles
 from cpupool.runtime.nri.plugin import NRIPlugin
+from cpupool.runtime.nri.responses import Responses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -218,7 +218,7 @@ class Enforcement:
         def ready() -> bool:
             return self.cpusetter.informed
 
-        answers = Answers(
+        responses = Responses(
             nri,
             self._manager.names,
             settings.missing_facts,
@@ -233,7 +233,7 @@ class Enforcement:
             self._manager,
             nri,
             Obstacles(nri, ready=ready, found=self._tree.containers),
-            answers,
+            responses,
             resize=self._manager.resize,
             look=self._look,
             metrics=telemetry.metrics,

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from cpupool.core.errors import CPUPoolError
-from cpupool.enforce.memory import MemoryGoal
+from cpupool.enforce.memory_nodes import MemoryGoal
 from cpupool.enforce.notices import Notices
 from cpupool.enforce.repair import Keeper, Postponed
 from cpupool.loops.step_loop import StepLoop
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from cpupool.core.cgroups import FoundContainer
     from cpupool.core.cpuset import CPUSet
     from cpupool.core.workloads import ContainerID
-    from cpupool.enforce.memory import MemoryTree
+    from cpupool.enforce.memory_nodes import MemoryTree
     from cpupool.enforce.sweep import SweepReport
     from cpupool.loops.telemetry import Telemetry
     from cpupool.manager.resolve import Resolution, Snapshot

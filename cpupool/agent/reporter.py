@@ -13,7 +13,7 @@ from cpupool.core import withheld
 from cpupool.core.cgroups import Writer
 from cpupool.loops.step_loop import StepLoop
 from cpupool.manager.report import PluginReport
-from cpupool.manager.usage import decisions, fragmentation, policy_usage, usage
+from cpupool.manager.usage import choice_counts, fragmentation, policy_usage, usage
 from cpupool.policies.view import BEST_EFFORT
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ class Reporter(StepLoop):
             )
         for name, scores in fragmentation(facts).items():
             self._metrics.fragmentation(name, scores)
-        used, decided = policy_usage(facts, view), decisions(self._decided, view)
+        used, decided = policy_usage(facts, view), choice_counts(self._decided, view)
         self._decided = view
         self._metrics.cpu_manager.used(free=used.free, owned=used.owned, by_node=used.by_node)
         self._metrics.cpu_manager.shared(shared=used.shared, best_effort=used.best_effort)

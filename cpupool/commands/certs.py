@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from cpupool.commands.shell.options import Commands
     from cpupool.kube.client import APIServer
-    from cpupool.webhook.certificate_maker import Outcome
+    from cpupool.webhook.certificate_maker import LookResult
 
 _NAMESPACE: Final = "POD_NAMESPACE"
 _DAY: Final = "%Y-%m-%d"
@@ -121,16 +121,16 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
         # First: until then the kernel keeps SIGTERM from the first process of a container.
         _watch(arguments, asked_to_end())
         return 0
-    outcome = _look(arguments)
+    result = _look(arguments)
     if arguments.json:
-        out.write(json.dumps(_as_json(outcome), indent=2) + "\n")
+        out.write(json.dumps(_as_json(result), indent=2) + "\n")
     else:
-        for line in _lines(outcome):
+        for line in _lines(result):
             door.tell(line, out)
     return 0
 
 
-def _look(arguments: argparse.Namespace) -> Outcome:
+def _look(arguments: argparse.Namespace) -> LookResult:
     try:
         # Imported here: its library is optional, and a process that only watches needs none.
         from cpupool.webhook.certificate_maker import CertificateMaker  # noqa: PLC0415
@@ -220,20 +220,20 @@ def _label(text: str) -> str:
     return text
 
 
-def _lines(outcome: Outcome) -> Iterator[str]:
-    if not outcome.changes:
+def _lines(result: LookResult) -> Iterator[str]:
+    if not result.changes:
         yield "all is well"
-    for change in outcome.changes:
+    for change in result.changes:
         yield f"{change.what}: {change.why}"
-    for name, term in outcome.terms.items():
+    for name, term in result.terms.items():
         yield f"{name}: good until {term.until:{_DAY}}, renewed from {term.renewal:{_DAY}} on"
 
 
-def _as_json(outcome: Outcome) -> dict[str, Any]:
+def _as_json(result: LookResult) -> dict[str, Any]:
     return {
-        "changes": [{"what": change.what, "why": change.why} for change in outcome.changes],
+        "changes": [{"what": change.what, "why": change.why} for change in result.changes],
         "certificates": {
             name: {"until": term.until.isoformat(), "renewal": term.renewal.isoformat()}
-            for name, term in outcome.terms.items()
+            for name, term in result.terms.items()
         },
     }

@@ -10,7 +10,7 @@ from collections import Counter
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final, TextIO
 
-from cpupool.commands.pictures.outcomes import show, to_json
+from cpupool.commands.pictures.simulation_results import show, to_json
 from cpupool.commands.shell import cpu_manager, load_replay, pool_files
 from cpupool.commands.shell.beside import excludes, needs
 from cpupool.commands.shell.exit_codes import UsageError
@@ -22,6 +22,7 @@ from cpupool.commands.shell.options import (
     add_topology,
 )
 from cpupool.commands.shell.reasons import SIMULATION_SCHEMA
+from cpupool.core import default_pool
 from cpupool.core.cpu_manager import TopologyPolicy
 from cpupool.core.errors import ConfigError, ManifestError
 from cpupool.core.names import Names
@@ -185,7 +186,7 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
     try:
         events = _events(arguments, names, file.pools, topology)
         with _progress(len(events) * len(policies)) as tell:
-            outcomes = simulation.compare(
+            results = simulation.compare(
                 topology,
                 file.pools,
                 events,
@@ -199,15 +200,15 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
     if arguments.save_trace:
         arguments.save_trace.write_text(workload.write(events), "utf-8")
     if export:
-        arguments.plot.write_bytes(export(outcomes, arguments.plot.suffix))
+        arguments.plot.write_bytes(export(results, arguments.plot.suffix))
     if arguments.json:
         document = {"schema": SIMULATION_SCHEMA, "topology_manager": arguments.topology_manager}
-        policies_json = {name: to_json(outcome) for name, outcome in outcomes.items()}
+        policies_json = {name: to_json(result) for name, result in results.items()}
         out.write(json.dumps({**document, "policies": policies_json}, indent=2) + "\n")
     else:
         chooses = file.pools.cpu_manager.chooses
-        show(topology, outcomes, out, listed=bool(arguments.pods), chooses=chooses)
-    first = outcomes[policies[0]]
+        show(topology, results, out, listed=bool(arguments.pods), chooses=chooses)
+    first = results[policies[0]]
     unserved = first.refusals or any(placed.held or placed.shares for placed in first.running)
     return 1 if arguments.pods and unserved else 0
 
@@ -216,7 +217,7 @@ def _replay(
     arguments: argparse.Namespace, pools: NodePools, topology: CPUTopology, out: TextIO
 ) -> int:
     """Replay a load on the CPUs of the CPU manager, or of the default pool."""
-    cpus = assignable(pools, topology) or pools.running_default(topology)
+    cpus = assignable(pools, topology) or default_pool.online(pools, topology)
     name = str(arguments.load_trace)
     try:
         load = load_trace.read(name, read_text(arguments.load_trace), PERIOD_S)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from cpupool.config.document import Table, Text
 from cpupool.config.reader import WHOLE_NUMBER, entries
-from cpupool.core import quantity, withheld
+from cpupool.core import default_pool, quantity, withheld
 from cpupool.core.cpu_manager import (
     CPU_MANAGER,
     ENABLE,
@@ -347,7 +347,7 @@ def _strange(reserved: CPUSet, default: CPUSet | None, pools: NodePools) -> CPUS
 def _default_cpus(pools: NodePools, topology: CPUTopology | None) -> CPUSet | None:
     """Return the default pool's CPUs; None where they follow from a machine, and there is none."""
     if topology is not None:
-        return pools.default_cpus(topology)
+        return default_pool.declared(pools, topology)
     configured = pools.of_kind(PoolKind.DEFAULT)
     return configured[0].cpus if configured else None
 

@@ -10,6 +10,7 @@ from math import ceil
 from typing import TYPE_CHECKING, Final
 
 from cpupool.config.pool_rules import suits_static_kubelet
+from cpupool.core import default_pool
 from cpupool.core.cpu_manager import NONE, Scope, TopologyPolicy
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import Location, Problem, Severity
@@ -194,7 +195,7 @@ class KubeletNeeds:
             assignable: the CPUs that the CPU manager policy can give to containers; None where no
                 policy gives out CPUs.
         """
-        default = pools.running_default(topology)
+        default = default_pool.online(pools, topology)
         nodes = {
             pool.name: tuple(node for node, cpus in topology.nodes.items() if cpus & pool.offered)
             for pool in pools.of_kind(PoolKind.EXCLUSIVE)

@@ -7,7 +7,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Final
 
 from cpupool.config import cpu_manager
-from cpupool.core import withheld
+from cpupool.core import default_pool, withheld
 from cpupool.core.cpu_manager import CPU_MANAGER
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.device_list_limit import MAX_DEVICE_LIST_BYTES, device_list_bytes
@@ -370,7 +370,11 @@ def _never_whole(pool: Pool, topology: CPUTopology) -> Iterator[Problem]:
 
 
 def _nothing_left(pools: NodePools, topology: CPUTopology) -> Iterable[Problem]:
-    if pools.pools and not pools.of_kind(PoolKind.DEFAULT) and not pools.default_cpus(topology):
+    if (
+        pools.pools
+        and not pools.of_kind(PoolKind.DEFAULT)
+        and not default_pool.declared(pools, topology)
+    ):
         yield Problem(
             what="no default pool is configured and the pools take every CPU",
             remedy="containers without a request stay where they are: add a pool named default",

@@ -81,7 +81,7 @@ class AllocatedDevices:
     nodes: DeviceNodes = frozenset()
 
 
-DeviceAssignments = Mapping[ContainerRef, Mapping[Resource, AllocatedDevices]]
+DevicesByContainer = Mapping[ContainerRef, Mapping[Resource, AllocatedDevices]]
 """Container → resource → the devices that the kubelet gave it."""
 PodDevices = Mapping[str, Mapping[str, AllocatedDevices]]
 """One pod in the kubelet's records: container name → resource name → its devices."""
@@ -377,7 +377,7 @@ def describe_ids(ids: Iterable[str]) -> str:
 def allocated(
     annotations: Mapping[str, str], of_pod: Mapping[str, str], names: Names
 ) -> dict[Resource, frozenset[str]]:
-    """Read the annotations that Allocate's answers wrote on a container: resource → device ids.
+    """Read the annotations that Allocate's responses wrote on a container: resource → device ids.
 
     The function ignores an annotation with another content, and one that the pod has, too: its
     author wrote it, and some runtimes copy the pod's annotations to its containers.

@@ -211,7 +211,7 @@ class AllocationError(CPUPoolError):
         super().__init__(f"{pool}: {what}{_shown(self.ids)}; {remedy}")
 
 
-class NoDevicesAsked(AllocationError):
+class NoDevicesRequested(AllocationError):
     """A request that names no device at all."""
 
 

@@ -36,17 +36,17 @@ class PodOwner:
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerOwner:
-    """An answer of Allocate, which names no pod: it owns CPUs until a pod has them.
+class PromiseOwner:
+    """A promise, which names no pod: it owns CPUs until a pod has them (`manager/promises.py`).
 
     Attributes:
-        number: the number of the answer.
+        number: the number of the promise.
     """
 
     number: int
 
 
-Owner = PodOwner | AnswerOwner
+Owner = PodOwner | PromiseOwner
 
 
 class Source(Enum):

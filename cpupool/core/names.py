@@ -44,7 +44,7 @@ MOVES: Final = "cpu-moves"
 CRIO_SHARED_CPUS: Final = "cpu-shared.crio.io"
 """Annotation, with `/<container>`, that marks a container with shared CPUs for CRI-O's users."""
 MIXED_CPUS_ALLOWED: Final = "workload.mixedcpus.openshift.io/allowed"
-"""Annotation of a namespace whose pods may ask for OpenShift's resource."""
+"""Annotation of a namespace whose pods may request OpenShift's resource."""
 KUBELET_CPUS: Final = Resource("kubelet/cpu", ResourceKind.KUBELET)
 """The CPUs that the kubelet's static CPU manager gives out. No pool can have this name."""
 POLICY_CPUS: Final = Resource("policy/cpu", ResourceKind.POLICY)

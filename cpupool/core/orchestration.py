@@ -88,7 +88,7 @@ class Orchestration:
         nodes: the NUMA nodes whose shared CPUs a scheduler has assigned; empty for all.
         bind: how its CPUs are to lie on cores; None for the node's way.
         required: whether it must not start with CPUs that lie otherwise.
-        exclusive: the units that it prefers not to share with pods of the same wish.
+        exclusive: the units that it prefers not to share with pods of the same preference.
         topology: how strictly its CPUs lie on NUMA nodes; None for the node's policy.
         split: whether each container has a part of its CPUs, by cpupool's annotation.
         unbound: it wants no CPUs of its own, whatever its class.

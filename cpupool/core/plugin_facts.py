@@ -38,8 +38,8 @@ class ServedAs:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """The part of one resource that a container has.
+class AnswerPart:
+    """The part of a plugin's answer for one resource: what the container has of the resource.
 
     Attributes:
         oci_property: what `value` sets, by the Go name in the CRI's LinuxContainerResources; empty
@@ -65,18 +65,18 @@ class Answer:
     by_node: Mapping[int, int] = field(default_factory=dict)
 
 
-Answers = Mapping[str, Answer]
-"""Resource → a container's part of it; a plugin may answer for more than its own resource."""
+AnswerParts = Mapping[str, AnswerPart]
+"""Resource → the part of the answer; a plugin may answer for more than its own resource."""
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
-    """A plugin's answer to a request of a container, as the agent records it.
+class RecordedAnswer:
+    """A plugin's answer to a question, as the agent records it.
 
     Attributes:
         quantity: how much the container requested.
-        answers: its parts of resources; empty if the plugin has nothing to do for it.
-        hint: the NUMA nodes that the agent sent with the request; None for none.
+        parts: its parts; empty if the plugin has nothing to do for it.
+        hint: the NUMA nodes that the agent sent with the question; None for none.
         exclusive: whether CPUs in the answer are the container's own.
         refused: why the agent does not apply the answer; empty if it does.
         kept: whether the answer is lost, and the CPUs are those that the container has: the agent
@@ -84,7 +84,7 @@ class Given:
     """
 
     quantity: float
-    answers: Answers = field(default_factory=dict)
+    parts: AnswerParts = field(default_factory=dict)
     hint: TopologyHint | None = None
     exclusive: bool = False
     refused: str = ""
@@ -92,18 +92,18 @@ class Given:
 
     @property
     def cpus(self) -> CPUSet:
-        """The CPUs of the answers that apply."""
+        """The CPUs of the parts that apply."""
         return CPUSet.parse_or_empty(self.values.get(CPUSET_CPUS, ""))
 
     @property
     def memory(self) -> CPUSet:
-        """The NUMA nodes for the memory, by the answers that apply."""
+        """The NUMA nodes for the memory, by the parts that apply."""
         return CPUSet.parse_or_empty(self.values.get(CPUSET_MEMS, ""))
 
     @property
     def near(self) -> tuple[TopologyHint, ...] | None:
         """The NUMA nodes by the plugin's answer, or else by the request; None for any."""
-        said = (answer.hints for answer in self.answers.values() if answer.hints)
+        said = (part.hints for part in self.parts.values() if part.hints)
         return next(said, None if self.hint is None else (self.hint,))
 
     @property
@@ -111,25 +111,25 @@ class Given:
         """The properties that apply: name → value."""
         if self.refused:
             return {}
-        answers = self.answers.values()
-        return {each.oci_property: each.value for each in answers if each.oci_property}
+        parts = self.parts.values()
+        return {each.oci_property: each.value for each in parts if each.oci_property}
 
     @property
     def texts(self) -> frozenset[str]:
         """The names of the variables and annotations that apply."""
-        answers = () if self.refused else self.answers.values()
-        return frozenset().union(*(each.env.keys() | each.annotations.keys() for each in answers))
+        parts = () if self.refused else self.parts.values()
+        return frozenset().union(*(each.env.keys() | each.annotations.keys() for each in parts))
 
     def serves(self, quantity: float) -> bool:
         """Return whether the answer is enough for a request, which may have grown since."""
-        known = (each.quantity for each in self.answers.values() if each.scalar)
+        known = (each.quantity for each in self.parts.values() if each.scalar)
         # An answer that has not been judged yet may have any number.
         return not self.kept and quantity <= max(
             (self.quantity, *map(ceil, filter(isfinite, known)))
         )
 
 
-Record = Mapping["ContainerRef", Mapping[str, Given]]
+Record = Mapping["ContainerRef", Mapping[str, RecordedAnswer]]
 """Container → requested resource → the answer of its plugin."""
 
 
@@ -140,7 +140,7 @@ class PluginFacts:
     Attributes:
         served: the resources that a plugin serves, or has served: a request for one is answered
             before its container starts.
-        given: every answer.
+        answers: every answer.
         refusals: container → why a plugin, or all together, refuse it.
         names: resource of pods → the plugin's, for those that plugins serve under another name.
         prepared: container → the instances for which plugins have prepared all that they gave, for
@@ -157,7 +157,7 @@ class PluginFacts:
     """
 
     served: frozenset[str] = frozenset()
-    given: Record = field(default_factory=dict)
+    answers: Record = field(default_factory=dict)
     refusals: Mapping[ContainerRef, str] = field(default_factory=dict)
     names: Mapping[str, ServedAs] = field(default_factory=dict)
     prepared: Mapping[ContainerRef, frozenset[ContainerID]] = field(default_factory=dict)
@@ -174,13 +174,13 @@ class PluginFacts:
         found: dict[bool, dict[ContainerRef, CPUSet]] = {True: {}, False: {}}
         memory: dict[ContainerRef, CPUSet] = {}
         properties: dict[ContainerRef, Properties] = {}
-        for ref, by_resource in self.given.items():
+        for ref, by_resource in self.answers.items():
             if found_here := properties_of(by_resource.values()):
                 properties[ref] = found_here
-            for given in by_resource.values():
-                if cpus := given.cpus:
-                    found[given.exclusive][ref] = cpus
-                if nodes := given.memory:
+            for answer in by_resource.values():
+                if cpus := answer.cpus:
+                    found[answer.exclusive][ref] = cpus
+                if nodes := answer.memory:
                     memory[ref] = nodes
         object.__setattr__(self, "memory", memory)
         object.__setattr__(self, "properties", properties)
@@ -198,20 +198,20 @@ class PluginFacts:
         """
         env: dict[str, str] = {}
         annotations: dict[str, str] = {}
-        for _, given in sorted(self.given.get(container, {}).items(), reverse=True):
-            for _, answer in sorted(given.answers.items(), reverse=True):
-                if not given.refused:
-                    env |= answer.env
-                    annotations |= answer.annotations
+        for _, answer in sorted(self.answers.get(container, {}).items(), reverse=True):
+            for _, part in sorted(answer.parts.items(), reverse=True):
+                if not answer.refused:
+                    env |= part.env
+                    annotations |= part.annotations
         return env, annotations
 
 
-def properties_of(given: Iterable[Given]) -> Properties:
+def properties_of(answers: Iterable[RecordedAnswer]) -> Properties:
     """Return the properties that the answers for a container set, beside CPUs and NUMA nodes.
 
     No answer that applies has a bad value; a record may have one that another agent accepted.
     """
-    values = {name: value for each in given for name, value in each.values.items()}
+    values = {name: value for each in answers for name, value in each.values.items()}
     with suppress(BadProperty):
         return Properties.of(values)
     return NO_PROPERTIES

@@ -163,20 +163,6 @@ class NodePools:
         """Whether there are only shared pools: none is exclusive and none is the default pool."""
         return all(pool.kind is PoolKind.SHARED for pool in self.pools)
 
-    def default_cpus(self, topology: CPUTopology) -> CPUSet:
-        """Return the default pool's CPUs; without a default pool every CPU that no pool uses.
-
-        The idle siblings of exclusive cores belong to no pool.
-        """
-        configured = self.of_kind(PoolKind.DEFAULT)
-        if configured:
-            return configured[0].cpus
-        return topology.present - CPUSet.union(pool.reach(topology) for pool in self.pools)
-
-    def running_default(self, topology: CPUTopology) -> CPUSet:
-        """Return the CPUs of `default_cpus` that are online."""
-        return self.default_cpus(topology) & topology.online
-
 
 def is_name(text: str) -> bool:
     """Return whether a pool can have this name: the part of its resource after the slash.

@@ -35,7 +35,7 @@ class ResourceKind(Enum):
 
     @property
     def native(self) -> bool:
-        """Whether a container asks for the CPUs by its native cpu request, not by a pool's name."""
+        """Whether a container requests the CPUs by its native cpu request, not by a pool's name."""
         return self is ResourceKind.KUBELET or self is ResourceKind.POLICY
 
 

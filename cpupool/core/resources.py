@@ -231,14 +231,14 @@ class PodResources:
         limit, request = self.own.of(resource)
         if request is not None or limit is None:
             return request
-        asked = [
+        requested = [
             (kind, amount)
             for kind, part in self.containers
             if kind is not ContainerKind.EPHEMERAL and (amount := part.request(resource))
         ]
-        if not asked:
+        if not requested:
             return limit
-        milli = pod_request_milli((kind, amount.milli) for kind, amount in asked)
+        milli = pod_request_milli((kind, amount.milli) for kind, amount in requested)
         return Quantity.of_milli(milli, limit.path)
 
     @property
@@ -348,10 +348,10 @@ def _milli(amount: Quantity | None) -> int:
     return 0 if amount is None else amount.milli
 
 
-def _positive(asked: Requirements) -> tuple[dict[str, Decimal], dict[str, Decimal]]:
+def _positive(requested: Requirements) -> tuple[dict[str, Decimal], dict[str, Decimal]]:
     """Return requests and limits of cpu and memory; a missing request is the limit."""
-    limits = _amounts(asked.limits)
-    return _amounts({**asked.limits, **asked.requests}), limits
+    limits = _amounts(requested.limits)
+    return _amounts({**requested.limits, **requested.requests}), limits
 
 
 def _amounts(parsed: Mapping[str, Quantity]) -> dict[str, Decimal]:

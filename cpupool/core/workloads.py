@@ -283,7 +283,7 @@ class RuntimeContainer:
         namespace: the pod's namespace.
         pod_name: the pod's name.
         name: the container's name in the pod; empty for the sandbox.
-        devices: resource → device ids, from the annotations that Allocate's answer wrote.
+        devices: resource → device ids, from the annotations that Allocate's response wrote.
         chosen: the CPUs that the CPU manager policy chose for it, from the annotation of an agent.
         answered: the CPUs that a plugin named for it alone, likewise.
         narrowed: those of `answered` that the runtime's CPU list lacks: they are offline, or

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from cpupool.core.errors import CgroupNotFound, CgroupWriteRejected, HostError
-from cpupool.enforce.plan import Write, plan
+from cpupool.enforce.write_order import Write, plan
 from cpupool.telemetry import log as logs
 
 if TYPE_CHECKING:

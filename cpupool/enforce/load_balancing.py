@@ -1,4 +1,4 @@
-"""The goal of load balancing: the CPUs of a container that asks for it are an isolated partition.
+"""The goal of load balancing: the CPUs of a container that requests it are an isolated partition.
 
 The scheduler then moves no thread between these CPUs, and no other thread comes near them (cgroup
 version 2). It is for containers that have no other CPUs: threads on shared CPUs need the balancing.
@@ -60,7 +60,7 @@ class _Change(NamedTuple):
 
 
 class LoadBalancingGoal:
-    """Isolates exactly the containers that ask for it and can be isolated; a `repair.Goal`.
+    """Isolates exactly the containers that request it and can be isolated; a `repair.Goal`.
 
     A new agent first reads the isolated cgroups, again and again until that succeeds. While no
     container asks, it reads and writes nothing more.

@@ -23,9 +23,9 @@ from cpupool.core.errors import (
     RuntimeUnreachable,
 )
 from cpupool.core.workloads import ContainerID
-from cpupool.enforce import apply, foreign_writers, moves, notices
+from cpupool.enforce import apply, foreign_writers, move_order, notices
 from cpupool.enforce.foreign_writers import Reason
-from cpupool.enforce.moves import Move
+from cpupool.enforce.move_order import Move
 from cpupool.enforce.patience import RepairBudget
 from cpupool.enforce.repair import PAUSE_S, Target
 from cpupool.telemetry import log as logs
@@ -280,7 +280,7 @@ class Mover:
         staying = {path: found.move for path, found in wrong.items()}
         due = [found.move for found in wrong.values() if self._is_due(found, resolution)]
         repairs: list[Repair] = []
-        for batch in moves.batches(due):
+        for batch in move_order.batches(due):
             if batch[0].writer is not Writer.CGROUP and self._now_s() >= self._runtime_until_s:
                 self._look_at(self._now_s())
                 continue
@@ -416,7 +416,7 @@ class Mover:
             # It belongs elsewhere since it was judged.
             self._look_at(self._now_s())
             return
-        goal = moves.goal(move, staying.values(), resolution.view.default.cpus)
+        goal = move_order.goal(move, staying.values(), resolution.view.default.cpus)
         seen.occupied = move.gains - goal
         if goal != move.has:
             reason = self._reason(move.path, seen)

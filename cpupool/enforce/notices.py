@@ -382,10 +382,10 @@ def _about_class(pod: Pod, policy: type[CPUManagerPolicy]) -> Iterator[Notice]:
     if policy.reads_classes and pod.orchestration and pod.orchestration.ignored:
         yield Notice(
             _UNREADABLE,
-            "labels or annotations do not count",
+            "labels or annotations have no effect",
             pod,
             "",
-            f"it counts for nothing that {'; and that '.join(pod.orchestration.ignored)}",
+            f"it has no effect that {'; and that '.join(pod.orchestration.ignored)}",
             "correct it in a new pod",
         )
     if why := policy.irregular(pod):

@@ -2,8 +2,8 @@
 
 The runtime creates a container with its properties if it asks cpupool (NRI). Afterwards, and
 without NRI, this goal writes those that differ, through the writer of the container's CPUs. It
-leaves out the CPU time of a container with a limit from cpupool (`quotas.py`), properties that the
-kernel lacks, and the OOM score, which a process gets only at its creation.
+leaves out the CPU time of a container with a limit from cpupool (`quota_repair.py`), properties
+that the kernel lacks, and the OOM score, which a process gets only at its creation.
 """
 
 from __future__ import annotations

@@ -166,7 +166,7 @@ class Sweep:
         Args:
             found: every container directory.
             cpu_s: the CPU time when the sweep began.
-            reported: as for `Mover.put_right`.
+            reported: whether the kernel reports each write (`Mover.put_right`).
         """
         self._mover.begin()
         repairs: list[Repair] = []

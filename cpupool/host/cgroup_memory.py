@@ -30,7 +30,7 @@ FILES: Final = frozenset({"cpuset.mems", _MIGRATE})
 
 
 class CgroupMemory(CgroupFS):
-    """The memory nodes of this node's containers; satisfies `enforce.memory.MemoryTree`.
+    """The memory nodes of this node's containers; satisfies `enforce.memory_nodes.MemoryTree`.
 
     Its sets hold NUMA nodes.
     """

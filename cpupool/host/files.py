@@ -35,10 +35,11 @@ class DirectoryWatch:
     Args:
         directory: the directory to watch; a watch of a file would end when the file is replaced.
         changed: called with the path concerned, or with `directory` where everything in it may have
-            changed; runs in the watch's thread; must not block. It returns as for `FolderEvents`.
+            changed; runs in the watch's thread; must not block. It returns what `FolderEvents`
+            expects.
         depth: how many levels of directories below it to watch, too.
         writes: call back when a file is written, too.
-        concerns: as for `FolderEvents`.
+        concerns: the same argument of `FolderEvents`.
     """
 
     def __init__(

@@ -49,7 +49,8 @@ class FolderEvents:
             or if the thread has failed. It returns whether the owner is busy with this change.
         depth: how many levels of folders below it to watch, too.
         writes: call back when a file is written, too.
-        concerns: returns whether to call back for a file of this name.
+        concerns: returns whether to call back for a file or a folder of this name; each folder is
+            watched.
 
     Raises:
         OSError: the kernel refuses.
@@ -155,7 +156,8 @@ class FolderEvents:
             # Before the callback: the owner then finds files that are older than the watch.
             below = self._reach(path, level + 1)
         for changed in (path, *below):
-            self._notify(changed)
+            if self._concerns(changed.name):
+                self._notify(changed)
         return True
 
     def _reach(self, folder: Path, level: int) -> list[Path]:

@@ -38,7 +38,8 @@ log = logs.get(__name__)
 
 SPARE_S: Final = 600.0
 """The time for which a folder is unused before the agent looks it up in the kubelet's checkpoint.
-The kubelet writes the checkpoint after Allocate's answer, and this agent may have started between.
+The kubelet writes the checkpoint after Allocate's response, and this agent may have started
+between.
 """
 
 _STARTER_FILE: Final = "process-starter"

@@ -33,7 +33,7 @@ def put_away(path: Path, why: str) -> str:
         path: the file. It stays if it cannot be renamed.
         why: the reason.
     """
-    said = f"{path} does not count: {why}"
+    said = f"{path} is not used: {why}"
     try:
         _rename(path, _CORRUPT)
     except HostFileError as error:
@@ -112,12 +112,12 @@ class RecordFile(Generic[T]):
             return self._empty
         except IsADirectoryError:
             # No write replaces a folder: the first one fails, and its caller reports that.
-            log.warning("record does not count", file=self._path, reason="it is a folder")
+            log.warning("record is not used", file=self._path, reason="it is a folder")
             return self._empty
         except OSError as error:
             self._unusable = _UNREADABLE
             later = f"the next write keeps it as {_aside(self._path, _UNREADABLE).name}"
-            what = f"{self._path} cannot be read ({error.strerror}): it does not count, and {later}"
+            what = f"{self._path} cannot be read ({error.strerror}): it is not used, and {later}"
             self._report(NOT_READ, f"{what}; check the disk and the folder's rights")
             return self._empty
         try:
@@ -143,5 +143,5 @@ class RecordFile(Generic[T]):
         self._written = value
 
     def _report(self, reason: str, what: str) -> None:
-        log.warning("record does not count", file=self._path, reason=what)
+        log.warning("record is not used", file=self._path, reason=what)
         self._complain(reason, what)

@@ -4,10 +4,10 @@ Kernel documents: Documentation/admin-guide/cgroup-v2.rst, section "Cpuset Inter
 Documentation/admin-guide/cgroup-v1/cpusets.rst.
 
 On version 2 a container can have the CPUs in `cpuset.cpus.effective` of kubepods, and those of
-isolated partitions that are containers (`host/partitions.py`). A CPU is missing there if another
-cgroup is a partition with it (as by `CPUSetPartition=` of systemd), or if kubepods or a cgroup
-above has a smaller `cpuset.cpus`. A container whose CPUs are all missing runs on the CPUs of its
-parent, which include those of other pods.
+isolated partitions that are containers (`host/isolated_partitions.py`). A CPU is missing there if
+another cgroup is a partition with it (as by `CPUSetPartition=` of systemd), or if kubepods or a
+cgroup above has a smaller `cpuset.cpus`. A container whose CPUs are all missing runs on the CPUs of
+its parent, which include those of other pods.
 
 The kernel sends no event about lost CPUs. It does send one about the write that makes a partition
 or a smaller set (inotify(7)). A cgroup can be such a partition only if it is directly below the
@@ -165,9 +165,7 @@ class UsableCPUs:
             if path.name in _WRITTEN or self._base in (path, path.parent):
                 changed()
 
-        self._watch = DirectoryWatch(
-            self._base, tell, depth=1, writes=True, concerns=_WRITTEN.__contains__
-        )
+        self._watch = DirectoryWatch(self._base, tell, depth=1, writes=True, concerns=_may_take)
         return self._watch
 
     def topology(self) -> CPUTopology:
@@ -202,6 +200,11 @@ class UsableCPUs:
             # A machine without any CPU for containers runs none: the cgroups say something else.
             self._found = parts if online - withheld.all_of(parts) else ()
             return online, self._found
+
+
+def _may_take(name: str) -> bool:
+    """Return whether a file or a cgroup of this name can take CPUs from others."""
+    return name in _WRITTEN or cgroup_names.is_cgroup(name)
 
 
 class _Limits:

@@ -71,7 +71,7 @@ class APIConnection:
         with self._lock:
             self._interrupted.set()
             if self._socket is not None:
-                # Not SSLSocket.shutdown: it would let the reader take ciphertext for an answer.
+                # Not SSLSocket.shutdown: it would let the reader take ciphertext for a response.
                 with suppress(OSError):
                     socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
@@ -113,7 +113,7 @@ class APIConnection:
             parameters: of the query.
 
         Raises:
-            APIError: there is no answer, or it is a refusal.
+            APIError: there is no response, or it is a refusal.
         """
         items: list[Any] = []
         page = self.visit(collection, parameters, items.append)
@@ -130,7 +130,7 @@ class APIConnection:
             take: called with each object as it comes; the others need not be in memory.
 
         Raises:
-            APIError: there is no answer, or it is a refusal; some objects may have been taken.
+            APIError: there is no response, or it is a refusal; some objects may have been taken.
         """
         with self._answer("list", collection, parameters) as response:
             try:
@@ -150,7 +150,7 @@ class APIConnection:
             silence_s: how long the server may be silent between two events.
 
         Raises:
-            APIError: there is no answer, it is a refusal, or the watch broke off.
+            APIError: there is no response, it is a refusal, or the watch broke off.
         """
         asked = {**parameters, "watch": "1"}
         resource = collection.resource
@@ -168,7 +168,7 @@ class APIConnection:
             timeout_s: shorter than the server's usual times, where this is urgent.
 
         Raises:
-            APIError: there is no answer, or it is a refusal.
+            APIError: there is no response, or it is a refusal.
         """
         with self._answer(
             "create", collection, {}, method="POST", body=body, timeout_s=timeout_s
@@ -183,7 +183,7 @@ class APIConnection:
             timeout_s: shorter than the server's usual times, where this is urgent.
 
         Raises:
-            APIError: there is no answer, or it is a refusal.
+            APIError: there is no response, or it is a refusal.
         """
         with self._answer("get", target, {}, timeout_s=timeout_s) as response:
             return _decoded("get", target.resource, response.read())
@@ -197,7 +197,7 @@ class APIConnection:
                 answer is 409.
 
         Raises:
-            APIError: there is no answer, or it is a refusal.
+            APIError: there is no response, or it is a refusal.
         """
         with self._answer("update", target, {}, method="PUT", body=body) as response:
             return _decoded("update", target.resource, response.read())
@@ -210,7 +210,7 @@ class APIConnection:
             patch: the fields with their new values; null deletes one (RFC 7386).
 
         Raises:
-            APIError: there is no answer, or it is a refusal.
+            APIError: there is no response, or it is a refusal.
         """
         return self._patch(target, patch, _MERGE, {})
 
@@ -221,10 +221,10 @@ class APIConnection:
 
         Args:
             target: the object, or a subresource of it.
-            operations: as in RFC 6902; after a `test` that fails the answer is 422.
+            operations: as in RFC 6902; after a `test` that fails the response is 422.
 
         Raises:
-            APIError: there is no answer, or it is a refusal.
+            APIError: there is no response, or it is a refusal.
         """
         return self._patch(target, operations, _JSON_PATCH, {})
 
@@ -241,10 +241,10 @@ class APIConnection:
                 manager's; one that it applied before and leaves out is deleted.
             manager: the owner of these fields.
             force: whether to take fields from other managers; otherwise one of theirs that would
-                get another value makes the answer 409.
+                get another value makes the response 409.
 
         Raises:
-            APIError: there is no answer, or it is a refusal.
+            APIError: there is no response, or it is a refusal.
         """
         forced = {"force": "true"} if force else {}
         return self._patch(target, body, _APPLY, {"fieldManager": manager, **forced})

@@ -30,8 +30,8 @@ class NodeStatusObject:
         """Set these resources, and remove every other one that cpupool has set.
 
         Raises:
-            APIError: there is no answer, or it is a refusal: 404 and 409 where the node is gone, or
-                has a successor with its name.
+            APIError: there is no response, or it is a refusal: 404 and 409 where the node is gone,
+                or has a successor with its name.
         """
         body = node_status.applied(self._node, node_uid, amounts)
         target = NODES.object(self._node, subresource="status")

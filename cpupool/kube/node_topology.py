@@ -85,8 +85,8 @@ class NodeTopologyObject:
         """Set these fields of the object, and give up every other field.
 
         Raises:
-            APIError: there is no answer, or it is a refusal: 409 where a field is another manager's
-                by now, 404 without the CRD.
+            APIError: there is no response, or it is a refusal: 409 where a field is another
+                manager's by now, 404 without the CRD.
         """
         body = node_topology.applied(self._node, node_uid, self._version, values)
         target = NODE_TOPOLOGIES[self._version].object(self._node)
@@ -161,7 +161,7 @@ def served(connection: APIConnection) -> str:
     """Return the best version of the object that the API server serves; empty without its CRD.
 
     Raises:
-        APIError: there is no answer, or it is another refusal.
+        APIError: there is no response, or it is another refusal.
     """
     try:
         body = connection.get(group(node_topology.GROUP))

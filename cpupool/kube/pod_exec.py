@@ -73,7 +73,7 @@ class _Bounded:
         self._room_bytes = _LONGEST_BYTES
 
     def recv(self, size: int) -> bytes:
-        """Return some of the answer.
+        """Return some of the response.
 
         Raises:
             TimeoutError: the time is over.
@@ -125,8 +125,8 @@ def run(
         limit_s: how long it may take, with the connection.
 
     Raises:
-        APIError: there is no answer, it is a refusal, the command could not be started, or has not
-            ended in time, or the connection broke off.
+        APIError: there is no response, it is a refusal, the command could not be started, or has
+            not ended in time, or the connection broke off.
     """
     asked = {"command": command, "container": container, "stdout": "true", "stderr": "true"}
     ends_s = time.monotonic() + limit_s
@@ -162,7 +162,7 @@ def run(
 def _read(websocket: WebSocket) -> Mapping[int, bytearray]:
     """Return the bytes of each channel, until the server has closed the websocket.
 
-    An answer that ends before is cut off: the server may send the exit code before the last of
+    A response that ends before is cut off: the server may send the exit code before the last of
     stdout.
     """
     said: dict[int, bytearray] = {}

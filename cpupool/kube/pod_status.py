@@ -37,7 +37,7 @@ class PodStatus:
         """Set the phase of a pending pod to Failed.
 
         Raises:
-            APIError: there is no answer, or it is a refusal: 404 and 422 where the pod has ended,
+            APIError: there is no response, or it is a refusal: 404 and 422 where the pod has ended,
                 has started, or has made room for a successor with its name.
         """
         target = PODS.object(pod.name, pod.namespace, subresource="status")
@@ -57,8 +57,8 @@ class PodStatus:
         """Set an annotation of a pod, never of a successor with its name.
 
         Raises:
-            APIError: there is no answer, or it is a refusal: 404 where the pod has ended, 422 where
-                it has a successor with its name, or a policy keeps the annotation.
+            APIError: there is no response, or it is a refusal: 404 where the pod has ended, 422
+                where it has a successor with its name, or a policy keeps the annotation.
         """
         target = PODS.object(pod.name, pod.namespace, subresource="status")
         metadata = {"uid": pod.uid, "annotations": {key: value}}

@@ -236,12 +236,12 @@ def _pod(top: Field, names: Names) -> Pod:
     mirrored = static and annotations[STATIC_POD_MIRROR].text("") == static and static.isalnum()
     uid = PodUID(metadata["uid"].name())
     pod_level = _requirements(spec["resources"], names)
-    asked = [
+    requested = [
         (kind, found, _requirements(found["resources"], names))
         for kind, found in _container_fields(spec)
     ]
     resources = PodResources(
-        pod_level, tuple((kind, needs) for kind, _, needs in asked), _overhead(spec)
+        pod_level, tuple((kind, needs) for kind, _, needs in requested), _overhead(spec)
     )
     qos = _qos(status["qosClass"]) or resources.qos
     # The kubelet gives no CPUs of their own to containers of a pod with resources of its own
@@ -255,7 +255,7 @@ def _pod(top: Field, names: Names) -> Pod:
     )
     changes = pod_words.of_pod(annotations.texts(), names)
     containers = tuple(
-        _containers(top, asked, names, owns=owns, guaranteed=qos is QoSClass.GUARANTEED)
+        _containers(top, requested, names, owns=owns, guaranteed=qos is QoSClass.GUARANTEED)
     )
     return Pod(
         uid=uid,
@@ -334,7 +334,7 @@ def _qos(given: Field) -> QoSClass | None:
 
 def _containers(
     body: Field,
-    asked: Iterable[tuple[ContainerKind, Field, Requirements]],
+    requested: Iterable[tuple[ContainerKind, Field, Requirements]],
     names: Names,
     *,
     owns: bool,
@@ -343,7 +343,7 @@ def _containers(
     spec, annotations = body["spec"], body["metadata"]["annotations"]
     ids = dict(_running_ids(body["status"]))
     seen: set[str] = set()
-    for kind, found, needs in asked:
+    for kind, found, needs in requested:
         name = found["name"].name()
         if name in seen:
             raise found["name"].error(f"{name!r} is the name of two containers")
@@ -373,11 +373,11 @@ def _lasting(
     """
     if kind not in {ContainerKind.APP, ContainerKind.SIDECAR}:
         return frozenset()
-    asked = {name for part in ("requests", "limits") for name, _ in resources[part].entries()}
-    found = set(filter(is_extended, asked))
+    requested = {name for part in ("requests", "limits") for name, _ in resources[part].entries()}
+    found = set(filter(is_extended, requested))
     if guaranteed:
         found |= {CPU} if needs.whole_cpus else set()
-        found |= {name for name in asked if name == MEMORY or name.startswith(HUGE_PAGES)}
+        found |= {name for name in requested if name == MEMORY or name.startswith(HUGE_PAGES)}
     return frozenset(found)
 
 

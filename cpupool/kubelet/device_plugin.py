@@ -29,7 +29,7 @@ from cpupool.api.deviceplugin_pb2 import (
     PreStartContainerRequest,
     PreStartContainerResponse,
 )
-from cpupool.core.errors import AllocationError, HostFileError, NoDevicesAsked
+from cpupool.core.errors import AllocationError, HostFileError, NoDevicesRequested
 from cpupool.kubelet.registration import register
 from cpupool.rpc.methods import streaming, unary
 from cpupool.rpc.serving import Server
@@ -244,7 +244,7 @@ class DevicePlugin:
 
     def _check_asked(self, asked: Sequence[object]) -> None:
         if not asked:
-            raise NoDevicesAsked(self._pool, "the request is empty", "name at least one device")
+            raise NoDevicesRequested(self._pool, "the request is empty", "name at least one device")
 
 
 class DevicePluginServer:

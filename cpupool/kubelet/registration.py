@@ -29,7 +29,7 @@ def register(
         endpoint: the base name of the plugin's socket, in the same folder.
         resource: the extended resource that it provides.
         options: the calls that the plugin wants to get.
-        timeout_s: how long to wait for the answer.
+        timeout_s: how long to wait for the response.
 
     Raises:
         RemoteProtocolError: the kubelet is not there, does not answer, or refuses.

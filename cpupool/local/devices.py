@@ -67,7 +67,7 @@ class Listing:
 
 
 @dataclass(frozen=True, slots=True)
-class Want:
+class DeviceRequest:
     """One container's request for one resource.
 
     Attributes:
@@ -91,7 +91,9 @@ class Want:
         )
 
 
-def affinity(wants: Iterable[Want], nodes: Collection[int], manager: TopologyPolicy) -> Merged:
+def affinity(
+    requests: Iterable[DeviceRequest], nodes: Collection[int], manager: TopologyPolicy
+) -> Merged:
     """Find the NUMA nodes for one container's devices, as the kubelet does.
 
     Each resource with a topology offers the sets of nodes that could serve it, and the Topology
@@ -99,26 +101,28 @@ def affinity(wants: Iterable[Want], nodes: Collection[int], manager: TopologyPol
     suffice for each. On a machine with many nodes the work is bounded (`policies/hints.py`).
 
     Args:
-        wants: all requests of the container.
+        requests: all requests of the container.
         nodes: the NUMA nodes of the machine.
         manager: the Topology Manager's policy.
 
     Returns:
         The nodes, None for any nodes; and whether the container is admitted.
     """
-    aligned = [want for want in wants if want.listing.nodes]
+    aligned = [request for request in requests if request.listing.nodes]
     if not aligned:
         return Merged(TopologyHint(None, preferred=True), admit=True)
-    return hints.merge(manager, nodes, [_hints(want, nodes) for want in aligned])
+    return hints.merge(manager, nodes, [_hints(request, nodes) for request in aligned])
 
 
-def unaligned(wants: Iterable[Want], manager: TopologyPolicy) -> str:
+def unaligned(requests: Iterable[DeviceRequest], manager: TopologyPolicy) -> str:
     """Return why `affinity` does not admit a container."""
-    asked = " and ".join(f"{want.count} of {want.resource}" for want in wants if want.listing.nodes)
-    return f"no NUMA nodes that topologyManagerPolicy {manager.value} accepts have {asked}"
+    requested = " and ".join(
+        f"{request.count} of {request.resource}" for request in requests if request.listing.nodes
+    )
+    return f"no NUMA nodes that topologyManagerPolicy {manager.value} accepts have {requested}"
 
 
-def choose(want: Want, nodes: frozenset[int] | None, prefer: Prefer) -> IDs:
+def choose(request: DeviceRequest, nodes: frozenset[int] | None, prefer: Prefer) -> IDs:
     """Choose the devices of one container: reusable devices, then aligned devices, then any.
 
     The plugin chooses where neither reuse nor alignment decides. Its answer is advice: ids that are
@@ -127,21 +131,21 @@ def choose(want: Want, nodes: frozenset[int] | None, prefer: Prefer) -> IDs:
     Raises:
         NotEnoughDevices: fewer are free than requested.
     """
-    taken = _lowest(want.reusable, want.count)
-    missing = want.count - len(taken)
+    taken = _lowest(request.reusable, request.count)
+    missing = request.count - len(taken)
     if not missing:
         return taken
-    if len(want.free) < missing:
-        raise NotEnoughDevices(want.resource, missing, len(want.free))
-    aligned = want.on(nodes) if nodes and want.listing.nodes else frozenset()
+    if len(request.free) < missing:
+        raise NotEnoughDevices(request.resource, missing, len(request.free))
+    aligned = request.on(nodes) if nodes and request.listing.nodes else frozenset()
     if missing >= len(aligned):
         taken |= aligned
         missing -= len(aligned)
-        candidates = want.free - aligned
+        candidates = request.free - aligned
     else:
         candidates = aligned
     if missing:
-        advice = prefer(candidates | taken, taken, want.count) & candidates
+        advice = prefer(candidates | taken, taken, request.count) & candidates
         advised = _lowest(advice, missing)
         taken |= advised | _lowest(candidates - advised, missing - len(advised))
     return taken
@@ -169,7 +173,7 @@ def total_requests(pod: Pod) -> Counter[Resource]:
     )
 
 
-def _hints(want: Want, nodes: Collection[int]) -> Sequence[TopologyHint]:
+def _hints(request: DeviceRequest, nodes: Collection[int]) -> Sequence[TopologyHint]:
     """Return the sets of NUMA nodes with enough devices that contain all reusable devices.
 
     A device on several nodes is counted on each; cpupool's devices are on one node.
@@ -177,12 +181,12 @@ def _hints(want: Want, nodes: Collection[int]) -> Sequence[TopologyHint]:
 
     def by_node(ids: Iterable[str]) -> Counter[int]:
         return Counter(
-            node for identifier in ids for node in want.listing.nodes.get(identifier, ())
+            node for identifier in ids for node in request.listing.nodes.get(identifier, ())
         )
 
-    capacity = dict.fromkeys(nodes, 0) | by_node(want.listing.nodes)
-    available = by_node(want.free | want.reusable)
-    return hints.generate(want.count, capacity, available, by_node(want.reusable)).hints
+    capacity = dict.fromkeys(nodes, 0) | by_node(request.listing.nodes)
+    available = by_node(request.free | request.reusable)
+    return hints.generate(request.count, capacity, available, by_node(request.reusable)).hints
 
 
 def _lowest(ids: Iterable[str], count: int) -> IDs:

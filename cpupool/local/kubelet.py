@@ -30,7 +30,7 @@ from cpupool.core.errors import (
 from cpupool.core.workloads import ContainerKind, ContainerRef, PodUID
 from cpupool.kubelet.registration import VERSION
 from cpupool.local import devices, services
-from cpupool.local.devices import IDs, Listing, Want
+from cpupool.local.devices import DeviceRequest, IDs, Listing
 from cpupool.local.ledger import Ledger
 from cpupool.local.node_fit import pending
 from cpupool.local.plugins import Plugin
@@ -298,9 +298,11 @@ class EmbeddedKubelet:
         ref = ContainerRef(pod.uid, container.name)
         held = self._ledger.of(ref)
         listings = self._listed_now()
-        asked = {self._names.resource(pool): count for pool, count in container.requests.items()}
-        asked |= {resource: count for resource, count in others.items() if resource in listings}
-        for resource in asked.keys() & held.keys():
+        requested = {
+            self._names.resource(pool): count for pool, count in container.requests.items()
+        }
+        requested |= {resource: count for resource, count in others.items() if resource in listings}
+        for resource in requested.keys() & held.keys():
             if lost := held[resource].ids - self.listing(resource).healthy:
                 raise _refused(
                     pod,
@@ -308,18 +310,18 @@ class EmbeddedKubelet:
                     "Allocate failed: previously allocated devices are no longer healthy;"
                     f" {container.name} holds {', '.join(sorted(lost))} of {resource}",
                 )
-        wants = [
-            self._want(resource, asked[resource], reusable.get(resource, frozenset()))
-            for resource in sorted(asked.keys() - held.keys())
+        requests = [
+            self._request(resource, requested[resource], reusable.get(resource, frozenset()))
+            for resource in sorted(requested.keys() - held.keys())
         ]
         listed = [own for found in listings.values() for own in found.nodes.values()]
-        merged = devices.affinity(wants, frozenset().union(*listed), self._manager)
+        merged = devices.affinity(requests, frozenset().union(*listed), self._manager)
         if not merged.admit:
-            why = devices.unaligned(wants, self._manager)
+            why = devices.unaligned(requests, self._manager)
             raise _refused(pod, "TopologyAffinityError", f"{container.name}: {why}")
-        for want in wants:
-            held[want.resource] = self._grant(ref, want, merged.hint.nodes)
-        if wants:
+        for request in requests:
+            held[request.resource] = self._allocate_devices(ref, request, merged.hint.nodes)
+        if requests:
             self._save()
         for resource, entry in held.items():
             known = reusable.get(resource, frozenset())
@@ -328,32 +330,34 @@ class EmbeddedKubelet:
 
     def _give_alone(self, pod: Pod, container: Container) -> None:
         """Allocate a container's own CPUs, if it gets some: the first free CPUs."""
-        ref, wanted = ContainerRef(pod.uid, container.name), container.whole_cpus
-        if not (self.static_cpus and wanted) or ref in self._alone:
+        ref, count = ContainerRef(pod.uid, container.name), container.whole_cpus
+        if not (self.static_cpus and count) or ref in self._alone:
             return
         free = self.static_cpus - CPUSet.union(self._alone.values())
-        if len(free) < wanted:
+        if len(free) < count:
             why = "not enough cpus available to satisfy request"
-            raise _refused(pod, _UNEXPECTED, f"{why}: {wanted} requested, {len(free)} free")
-        self._alone[ref] = CPUSet(list(free)[:wanted])
+            raise _refused(pod, _UNEXPECTED, f"{why}: {count} requested, {len(free)} free")
+        self._alone[ref] = CPUSet(list(free)[:count])
 
-    def _want(self, resource: str, count: int, reusable: IDs) -> Want:
+    def _request(self, resource: str, count: int, reusable: IDs) -> DeviceRequest:
         listing = self.listing(resource)
         free = listing.healthy - self._ledger.taken(resource)
-        return Want(resource, count, listing, free, reusable)
+        return DeviceRequest(resource, count, listing, free, reusable)
 
-    def _grant(self, ref: ContainerRef, want: Want, nodes: frozenset[int] | None) -> Entry:
-        plugin = self._plugin(want.resource)
+    def _allocate_devices(
+        self, ref: ContainerRef, request: DeviceRequest, nodes: frozenset[int] | None
+    ) -> Entry:
+        plugin = self._plugin(request.resource)
         try:
-            ids = devices.choose(want, nodes, plugin.prefer)
+            ids = devices.choose(request, nodes, plugin.prefer)
             reply = plugin.allocate(ids).SerializeToString()
         except RemoteProtocolError:
-            if self._plugin(want.resource) is plugin:
+            if self._plugin(request.resource) is plugin:
                 raise
             # A plugin that registers again closes its earlier connection during this call.
-            return self._grant(ref, want, nodes)
-        by_node = devices.by_node(ids, want.listing)
-        entry = Entry(ref.pod, ref.name, want.resource, by_node, reply)
+            return self._allocate_devices(ref, request, nodes)
+        by_node = devices.by_node(ids, request.listing)
+        entry = Entry(ref.pod, ref.name, request.resource, by_node, reply)
         self._ledger.give(ref, entry)
         return entry
 

@@ -301,7 +301,7 @@ class NRIServer:
         everything = nri_pb2.SynchronizeRequest(
             pods=self._sandboxes.values(), containers=self._containers.values()
         )
-        # The thread that reads must not wait for an answer.
+        # The thread that reads must not wait for a response.
         self._call("Configure", configure.SerializeToString())
         synchronized = self._call("Synchronize", everything.SerializeToString())
         synchronized.add_done_callback(self._synchronized)

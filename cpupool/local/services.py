@@ -116,7 +116,7 @@ def _pod(
     held: Mapping[str, Iterable[Entry]],
     alone: Callable[[ContainerRef], Iterable[int]],
 ) -> podresources_pb2.PodResources:
-    """Return a pod as in the kubelet's answer: without plain init containers."""
+    """Return a pod as in the kubelet's response: without plain init containers."""
     return podresources_pb2.PodResources(
         name=pod.name,
         namespace=pod.namespace,
@@ -137,7 +137,7 @@ def _pod(
 def _container_devices(
     held: Iterable[tuple[str, Mapping[int, tuple[str, ...]]]],
 ) -> Iterator[podresources_pb2.ContainerDevices]:
-    """Yield devices as in the kubelet's answer: each id by itself, once per NUMA node."""
+    """Yield devices as in the kubelet's response: each id by itself, once per NUMA node."""
     for resource, by_node in held:
         for node, ids in by_node.items():
             for identifier in ids:

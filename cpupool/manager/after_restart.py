@@ -23,8 +23,8 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.grants import WHOLE_POD, Change, Grant, Grants, Leaving, PodOwner, Sharing, Source
 from cpupool.core.names import POLICY_CPUS
 from cpupool.core.workloads import ContainerID, ContainerKind, oldest_first
-from cpupool.manager import choosing, homes, planning, served_requests, sightings
-from cpupool.manager.choosing import Admission
+from cpupool.manager import choosing, home_nodes, planning, served_requests, sightings
+from cpupool.manager.choosing import Choices
 from cpupool.policies.view import DEFAULT
 
 if TYPE_CHECKING:
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
 def recover(
     facts: NodeFacts, before: NodeView, found: Iterable[FoundContainer], recorded: State
-) -> Admission:
-    """Return the decisions with the choices of an earlier agent.
+) -> Choices:
+    """Return the choices with those of an earlier agent.
 
     Of two pods that claim a CPU by the same source the older pod has it.
 
@@ -64,7 +64,7 @@ def recover(
             grants = _granted(facts, grants, claim)
         grants = grants.adding(of_kubelet)
         grants = _from_cgroups(facts, before.pods, grants, found)
-    return Admission(grants, before.refused, {**before.homes, **homes.recovered(before, found)})
+    return Choices(grants, before.refused, {**before.homes, **home_nodes.recovered(before, found)})
 
 
 class _Claim(NamedTuple):
@@ -155,7 +155,7 @@ def _together(
     facts: NodeFacts, pod: Pod, has: Mapping[str, CPUSet], entry: Mapping[str, CPUSet]
 ) -> bool:
     """Return whether all containers of a pod have their CPUs as one set."""
-    if WHOLE_POD in entry or WHOLE_POD in choosing.wanted(facts, pod):
+    if WHOLE_POD in entry or WHOLE_POD in choosing.requested(facts, pod):
         return True
     lasting = [
         has[each.name]
@@ -253,9 +253,9 @@ def _from_cgroups(
     runs = {(each.pod, ContainerID(each.id)): each.cpus for each in found}
     for identifier, pod, container in sightings.instances(pods, facts.sighted):
         cpus = CPUSet.parse_or_empty(runs.get((pod.cgroup_uid, identifier), ""))
-        wants = choosing.wanted(facts, pod)
-        name = WHOLE_POD if WHOLE_POD in wants else container.name
-        if not cpus or len(cpus) != wants.get(name):
+        requests = choosing.requested(facts, pod)
+        name = WHOLE_POD if WHOLE_POD in requests else container.name
+        if not cpus or len(cpus) != requests.get(name):
             continue
         if cpus <= choosing.available(facts, choosing.view(facts, pods, grants)):
             claim = _Claim(pod.cgroup_uid, pod, {name: cpus}, facts.policy.sharing(pod))

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from cpupool.core.cpu_manager import TopologyHint
     from cpupool.core.workloads import Pod
     from cpupool.manager.facts import NodeFacts
-    from cpupool.policies.base import Ask
+    from cpupool.policies.base import ChoiceRequest
     from cpupool.policies.view import NodeView
 
-Offer = tuple["TopologyHint", ...] | None
+NodeHints = tuple["TopologyHint", ...] | None
 """The NUMA nodes on which a resource can lie; None for any."""
 
 
@@ -45,7 +45,7 @@ def at_once(facts: NodeFacts) -> bool:
     return facts.pools.cpu_manager.topology_scope is Scope.POD
 
 
-def of_devices(facts: NodeFacts, pod: Pod, name: str) -> tuple[Offer, ...]:
+def of_devices(facts: NodeFacts, pod: Pod, name: str) -> tuple[NodeHints, ...]:
     """Return the offers of a container's devices and memory; of all containers for `WHOLE_POD`."""
     named = facts.device_nodes.get(pod.cgroup_uid, {})
     has = frozenset().union(*(named.get(each, ()) for each in _containers(pod, name)))
@@ -53,31 +53,34 @@ def of_devices(facts: NodeFacts, pod: Pod, name: str) -> tuple[Offer, ...]:
     return tuple(hints.of_devices(devices) for devices in ordered)
 
 
-def of_plugins(facts: NodeFacts, pod: Pod, name: str) -> tuple[Offer, ...]:
+def of_plugins(facts: NodeFacts, pod: Pod, name: str) -> tuple[NodeHints, ...]:
     """Return the offers of the answers that plugins gave for a container, or for a whole pod."""
-    given = facts.plugins.given
+    given = facts.plugins.answers
     answers = (given.get(ContainerRef(pod.cgroup_uid, each), {}) for each in _containers(pod, name))
     return tuple(each.near for by_resource in answers for _, each in sorted(by_resource.items()))
 
 
-def of_cpus(facts: NodeFacts, ask: Ask) -> Offer:
+def of_cpus(facts: NodeFacts, request: ChoiceRequest) -> NodeHints:
     """Return the offer of the policy for a request."""
-    own = facts.policy.hints(ask)
+    own = facts.policy.hints(request)
     return None if own is None else own.hints
 
 
-def ways(ask: Ask) -> Iterator[Ask]:
+def ways(request: ChoiceRequest) -> Iterator[ChoiceRequest]:
     """Yield a request that costs the pod as few more CPUs as can be, then one that may cost more.
 
     There is one way where the pod leaves no CPUs to the container.
     """
-    every = replace(ask, available=ask.available | ask.reusable, reusable=CPUSet())
-    yield replace(every, available=ask.reusable) if ask.count <= len(ask.reusable) else ask
-    if ask.reusable:
+    every = replace(request, available=request.available | request.reusable, reusable=CPUSet())
+    suffices = request.count <= len(request.reusable)
+    yield replace(every, available=request.reusable) if suffices else request
+    if request.reusable:
         yield every
 
 
-def aligned(facts: NodeFacts, seen: NodeView, pod: Pod, ask: Ask, offers: Iterable[Offer]) -> Ask:
+def aligned(
+    facts: NodeFacts, seen: NodeView, pod: Pod, request: ChoiceRequest, offers: Iterable[NodeHints]
+) -> ChoiceRequest:
     """Return the request with the NUMA nodes that the topology policy demands for it.
 
     CPUs that the pod leaves to the container come first, as far as they lie on these nodes.
@@ -86,7 +89,7 @@ def aligned(facts: NodeFacts, seen: NodeView, pod: Pod, ask: Ask, offers: Iterab
         facts: the node's facts.
         seen: the policies' view of the node.
         pod: the container's pod.
-        ask: the container's request.
+        request: the container's request.
         offers: the NUMA nodes of each of its other resources.
 
     Raises:
@@ -94,17 +97,17 @@ def aligned(facts: NodeFacts, seen: NodeView, pod: Pod, ask: Ask, offers: Iterab
     """
     policy, offers = topology_policy(facts, pod), tuple(offers)
     if policy is TopologyPolicy.NONE:
-        return ask
+        return request
     cpus_of = seen.topology.nodes
-    for way in ways(ask):
+    for way in ways(request):
         merged = hints.merge(policy, cpus_of, [of_cpus(facts, way), *offers])
         nodes = merged.hint.nodes
         if merged.hint.preferred:
             there = CPUSet.union(cpus_of.get(node, CPUSet()) for node in nodes or cpus_of)
-            return replace(ask, nodes=nodes, reusable=ask.reusable & there)
+            return replace(request, nodes=nodes, reusable=request.reusable & there)
         if merged.admit:
-            # The nodes are a wish, and cost the pod no more CPUs.
-            return replace(ask, nodes=nodes)
+            # The nodes are a preference, and cost the pod no more CPUs.
+            return replace(request, nodes=nodes)
     raise TopologyAffinityError(policy.value)
 
 

@@ -1,4 +1,4 @@
-"""The answer of Allocate: the CPUs, variables and annotations for a container with devices."""
+"""The response to Allocate: the CPUs, variables and annotations for a container with devices."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """The answer of Allocate.
+    """The response to Allocate.
 
     Attributes:
         cpus: the CPUs that it announces to the container; offline CPUs only of a shared pool.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
     from cpupool.core.grants import Grants
-    from cpupool.core.plugin_facts import Given
+    from cpupool.core.plugin_facts import RecordedAnswer
     from cpupool.core.workloads import Container, Pod
     from cpupool.manager.facts import NodeFacts
 
@@ -129,13 +129,17 @@ class Awaited:
         return cls(awaited(facts), facts.plugins.names, policy.asks_plugins)
 
 
-def asked(facts: NodeFacts, grants: Grants, pod: Pod, container: Container) -> Mapping[str, float]:
-    """Return the plugins' resources for which they are asked, and how much of each."""
-    return asked_by(Awaited.of(facts), grants, pod, container)
+def plugin_requests(
+    facts: NodeFacts, grants: Grants, pod: Pod, container: Container
+) -> Mapping[str, float]:
+    """Return the plugins' resources that a container requests, and how much of each."""
+    return plugin_requests_by(Awaited.of(facts), grants, pod, container)
 
 
-def asked_by(rules: Awaited, grants: Grants, pod: Pod, container: Container) -> Mapping[str, float]:
-    """Return the plugins' resources for which they are asked, and how much of each.
+def plugin_requests_by(
+    rules: Awaited, grants: Grants, pod: Pod, container: Container
+) -> Mapping[str, float]:
+    """Return the plugins' resources that a container requests, and how much of each.
 
     A container that requests a pool has the pool's CPUs, and a pod with CPUs of an earlier policy
     keeps these: no plugin is asked for their `cpu`.
@@ -165,14 +169,28 @@ def asked_by(rules: Awaited, grants: Grants, pod: Pod, container: Container) -> 
 
 
 def lacking(
-    facts: NodeFacts, grants: Grants, pod: Pod, container: Container
+    facts: NodeFacts,
+    grants: Grants,
+    pod: Pod,
+    container: Container,
+    rules: Awaited | None = None,
 ) -> Mapping[str, float]:
-    """Return the part of `asked` without an answer that counts and is enough."""
+    """Return the part of `plugin_requests` without a valid answer that is enough.
+
+    Args:
+        facts: the node's facts.
+        grants: who owns which CPUs.
+        pod: the container's pod.
+        container: the container.
+        rules: those of the facts, from a caller that asks about many containers.
+    """
     ref = ContainerRef(pod.cgroup_uid, container.name)
-    given = facts.plugins.given.get(ref, {})
+    given = facts.plugins.answers.get(ref, {})
     return {
         resource: quantity
-        for resource, quantity in asked(facts, grants, pod, container).items()
+        for resource, quantity in plugin_requests_by(
+            rules or Awaited.of(facts), grants, pod, container
+        ).items()
         if resource not in given
         or given[resource].refused
         or not given[resource].serves(quantity)
@@ -180,14 +198,14 @@ def lacking(
     }
 
 
-def _lost(grants: Grants, ref: ContainerRef, given: Given) -> CPUSet:
+def _lost(grants: Grants, ref: ContainerRef, given: RecordedAnswer) -> CPUSet:
     """Return the CPUs of an exclusive answer that another pod owns: two records contradict."""
     if not given.exclusive:
         return CPUSet()
     return given.cpus - grants.part(ref.pod, POLICY_CPUS, ref.name)
 
 
-def resized(given: Given, requested: float | None) -> str:
+def resized(given: RecordedAnswer, requested: float | None) -> str:
     """Return that a container requests other CPUs than its plugin gave it alone; empty if not.
 
     The agent asks a plugin again for more, as the patched kubelet does, and never for less.
@@ -230,7 +248,7 @@ def awaits_devices(facts: NodeFacts, pod: Pod) -> bool:
         for name in each.quantities
     )
     # The CPUs of the policy lie near devices that only the kubelet knows, too.
-    chosen = bool(facts.policy.wants(pod))
+    chosen = bool(facts.policy.requests(pod))
     return asks or chosen or any(container.requests for container in pod.containers)
 
 
@@ -244,13 +262,14 @@ def refusals(facts: NodeFacts, grants: Grants, pods: Iterable[Pod]) -> Mapping[s
         grants: who owns which CPUs.
         pods: the pods that run or start.
     """
-    if not awaited(facts):
+    rules = Awaited.of(facts)
+    if not rules.resources:
         return {}
-    found = ((pod, _refusal(facts, grants, pod)) for pod in pods)
+    found = ((pod, _refusal(facts, grants, pod, rules)) for pod in pods)
     return {pod.cgroup_uid: refusal for pod, refusal in found if refusal}
 
 
-def _refusal(facts: NodeFacts, grants: Grants, pod: Pod) -> Refusal | None:
+def _refusal(facts: NodeFacts, grants: Grants, pod: Pod, rules: Awaited) -> Refusal | None:
     described = pod.description
     if pod.finished or described.starts_early:
         return None
@@ -260,7 +279,7 @@ def _refusal(facts: NodeFacts, grants: Grants, pod: Pod) -> Refusal | None:
         return Refusal(unclear, holds=not (reported or pod.essential), reachable=False)
     optional = None
     for container in pod.containers:
-        resources = lacking(facts, grants, pod, container)
+        resources = lacking(facts, grants, pod, container, rules)
         if not resources:
             continue
         error = reason(facts, grants, pod, container, resources)
@@ -302,7 +321,7 @@ def reason(
     ref = ContainerRef(pod.cgroup_uid, container.name)
     if why := facts.plugins.refusals.get(ref):
         return RequestRefused(container.name, why)
-    given = facts.plugins.given.get(ref, {})
+    given = facts.plugins.answers.get(ref, {})
     for resource in resources:
         if resource in given and (why := given[resource].refused):
             return RequestRefused(container.name, why)

@@ -3,12 +3,12 @@
 A choice depends on earlier choices, so the agent makes it once, for a whole pod, and keeps it until
 the pod has ended. The placement of each container follows from the grants (`resolve`).
 
-Theory of operation. `admit` takes the facts and the earlier grants. It goes through the pods that
+Theory of operation. `choose` takes the facts and the earlier grants. It goes through the pods that
 have no choice yet, the oldest first. For each pod:
 
-1. `_Need` has the facts about the pod on which its choice depends. On the same grants, pods with
-   equal needs fail for the same reason. So `admit` tries a need again only after the grants have
-   changed.
+1. `_ChoiceKey` has the facts about the pod on which its choice depends. On the same grants, pods
+   with equal keys fail for the same reason. So `choose` tries a key again only after the grants
+   have changed.
 2. `_attempted` waits for the kubelet if the CPUs must lie near devices that it has not named. It
    also refuses a choice that takes CPUs from an older pod (`CPUsAwaited`, step 5).
 3. `_plans` yields plans: an order of the pod's containers, and whether all lie on the same NUMA
@@ -31,6 +31,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Self
 
+from cpupool.core import default_pool
 from cpupool.core.assignments import CPUAssignment, Placement
 from cpupool.core.cpu_manager import Misfit, TopologyPolicy
 from cpupool.core.cpuset import CPUSet
@@ -44,9 +45,9 @@ from cpupool.core.errors import (
 from cpupool.core.grants import WHOLE_POD, Grant, Grants, PodOwner, Source
 from cpupool.core.names import POLICY_CPUS
 from cpupool.core.workloads import oldest_first
-from cpupool.manager import aligning, by_plugins, guard, homes, planning, served_requests
+from cpupool.manager import aligning, by_plugins, guard, home_nodes, planning, served_requests
 from cpupool.policies.barred import barred
-from cpupool.policies.base import Ask
+from cpupool.policies.base import ChoiceRequest
 from cpupool.policies.pools.policy import PoolsPolicy
 from cpupool.policies.view import DEFAULT, NodeView, Refusal
 
@@ -68,8 +69,8 @@ class CPUsAwaited(PlacementError):
 
 
 @dataclass(frozen=True, slots=True)
-class Admission:
-    """The grants of the CPU manager policy, and the pods that it could not serve.
+class Choices:
+    """The choices of the CPU manager policy: the grants, and the pods that it could not serve.
 
     Attributes:
         grants: the owners of CPUs.
@@ -83,12 +84,12 @@ class Admission:
 
     @classmethod
     def of(cls, view: NodeView) -> Self:
-        """Return the decisions that a view shows."""
+        """Return the choices that a view shows."""
         return cls(view.grants, view.refused, view.homes)
 
 
 def view(
-    facts: NodeFacts, pods: tuple[Pod, ...], grants: Grants, decided: Admission | None = None
+    facts: NodeFacts, pods: tuple[Pod, ...], grants: Grants, decided: Choices | None = None
 ) -> NodeView:
     """Return the policies' view of a node.
 
@@ -96,12 +97,12 @@ def view(
         facts: the node's facts.
         pods: all pods of the node.
         grants: the owners of CPUs.
-        decided: the other decisions; None for none.
+        decided: the other choices; None for none.
     """
     bare = NodeView(
         facts.topology,
         facts.pools,
-        facts.pools.default_cpus(facts.topology),
+        default_pool.declared(facts.pools, facts.topology),
         grants,
         barred=barred(facts.topology, grants, facts.blocked),
         pods=pods,
@@ -113,7 +114,11 @@ def view(
         claimed=facts.plugins.own,
     )
     extents = {**PoolsPolicy().extents(bare), **facts.policy.extents(bare)}
-    extents[DEFAULT] = extents[DEFAULT] or _substitute(bare)
+    extents[DEFAULT] = (
+        extents[DEFAULT]
+        or bare.free
+        or default_pool.substitute(facts.pools, facts.topology, bare.common)
+    )
     if served_requests.kubelet_owns(facts):
         default = CPUAssignment(Placement.KUBELET)
     elif facts.pools.places or any(grants.of_pods):
@@ -124,9 +129,9 @@ def view(
     return replace(bare, extents=extents, default=default)
 
 
-def admit(
-    facts: NodeFacts, pods: tuple[Pod, ...], before: Admission, *, all_run: bool = False
-) -> Admission:
+def choose(
+    facts: NodeFacts, pods: tuple[Pod, ...], before: Choices, *, all_run: bool = False
+) -> Choices:
     """Return the grants with a choice for every pod that runs or starts, and has no choice yet.
 
     The oldest pod comes first. A later pod does not get CPUs that an older pod, which does not fit
@@ -148,26 +153,26 @@ def admit(
     ]
     refused = dict(by_plugins.refusals(facts, grants, concerned))
     if not facts.pools.cpu_manager.chooses:
-        return Admission(grants, refused)
+        return Choices(grants, refused)
     with_containers = {container.pod for container in sighted if container.name}
-    awaited: dict[_Need, Pod] = {}
-    # Many held pods are replicas: while the grants stay, an equal need fails for the same reason.
-    failed: dict[_Need, tuple[PlacementError, bool]] = {}
+    awaited: dict[_ChoiceKey, Pod] = {}
+    # Many held pods are replicas: while the grants stay, an equal key fails for the same reason.
+    failed: dict[_ChoiceKey, tuple[PlacementError, bool]] = {}
     for pod in oldest_first(pod for pod in concerned if _undecided(facts, grants, pod)):
-        uid, wants = pod.cgroup_uid, wanted(facts, pod)
+        uid, requests = pod.cgroup_uid, requested(facts, pod)
         aligns = aligning.topology_policy(facts, pod) is not TopologyPolicy.NONE
         if aligns and uid in refused and refused[uid].holds:
             # Its CPUs lie near the resources that a plugin will give to it.
             continue
-        need = _Need.of(facts, grants, pod, wants)
-        if need not in failed:
+        key = _ChoiceKey.of(facts, grants, pod, requests)
+        if key not in failed:
             made = _attempted(facts, pods, grants, pod, awaited.values())
             if isinstance(made, Grants):
                 grants = made
                 failed.clear()
                 continue
-            failed[need] = made, fits(facts, pods, without_ending(pods, grants), pod)
-        error, reachable = failed[need]
+            failed[key] = made, fits(facts, pods, without_ending(pods, grants), pod)
+        error, reachable = failed[key]
         reported = any(container.id for container in pod.containers)
         runs = all_run and (uid in with_containers or reported)
         waits = error.heals and facts.pools.cpu_manager.on_misfit is not Misfit.SHARE
@@ -175,20 +180,9 @@ def admit(
         shared = uid in before.refused and not before.refused[uid].holds
         refused[uid] = Refusal(error, not (shares or shared), reachable)
         if reachable:
-            awaited.setdefault(need, pod)
-    stay = homes.chosen(facts.policy, pods, before.homes, lambda: view(facts, pods, grants))
-    return Admission(grants, refused, stay)
-
-
-def _substitute(bare: NodeView) -> CPUSet:
-    """Return CPUs in place of a shared set that is empty.
-
-    With the default pool offline, the kernel would let its containers run on every CPU of the
-    cgroup above. CPUs of no pool are better; the last choice is every CPU that no pod owns.
-    """
-    common = bare.common
-    unlisted = common - CPUSet.union(pool.reach(bare.topology) for pool in bare.pools)
-    return bare.free or unlisted or common
+            awaited.setdefault(key, pod)
+    stay = home_nodes.chosen(facts.policy, pods, before.homes, lambda: view(facts, pods, grants))
+    return Choices(grants, refused, stay)
 
 
 def _undecided(facts: NodeFacts, grants: Grants, pod: Pod) -> bool:
@@ -198,25 +192,25 @@ def _undecided(facts: NodeFacts, grants: Grants, pod: Pod) -> bool:
     """
     has = grants.chosen.get(pod.cgroup_uid)
     if has is None:
-        return bool(facts.policy.wants(pod) and wanted(facts, pod))
+        return bool(facts.policy.requests(pod) and requested(facts, pod))
     if WHOLE_POD in has.parts or {each.name for each in pod.containers} <= has.parts.keys():
         return False
-    wants = wanted(facts, pod).keys()
-    return WHOLE_POD not in wants and not wants <= has.parts.keys()
+    requests = requested(facts, pod).keys()
+    return WHOLE_POD not in requests and not requests <= has.parts.keys()
 
 
-def wanted(facts: NodeFacts, pod: Pod) -> Mapping[str, int]:
+def requested(facts: NodeFacts, pod: Pod) -> Mapping[str, int]:
     """Return container → number of its own CPUs, without containers that request pools.
 
     Without the whole pod, too, if one of its containers requests a pool: the set would be its.
     """
     if pod.finished or served_requests.served_by_kubelet(facts, pod):
         return {}
-    wants = facts.policy.wants(pod)
-    if not wants or all(map(served_requests.outside_pools, pod.containers)):
-        return wants
+    requests = facts.policy.requests(pod)
+    if not requests or all(map(served_requests.outside_pools, pod.containers)):
+        return requests
     outside = {each.name for each in pod.containers if served_requests.outside_pools(each)}
-    return {name: count for name, count in wants.items() if name in outside}
+    return {name: count for name, count in requests.items() if name in outside}
 
 
 def available(facts: NodeFacts, seen: NodeView) -> CPUSet:
@@ -225,8 +219,8 @@ def available(facts: NodeFacts, seen: NodeView) -> CPUSet:
 
 
 @dataclass(frozen=True, slots=True)
-class _Need:
-    """The facts of a pod on which a choice for it depends: on one node, equal needs fail equally.
+class _ChoiceKey:
+    """The facts of a pod on which a choice for it depends: on one node, equal keys fail equally.
 
     Attributes:
         containers: kind and number of CPUs of each container, in the order of choosing.
@@ -237,23 +231,23 @@ class _Need:
     """
 
     containers: tuple[tuple[ContainerKind | None, int], ...]
-    near: tuple[tuple[aligning.Offer, ...], ...] | None
-    given: tuple[tuple[aligning.Offer, ...], ...]
+    near: tuple[tuple[aligning.NodeHints, ...], ...] | None
+    given: tuple[tuple[aligning.NodeHints, ...], ...]
     orchestration: Orchestration | None
     owner: str
 
     @classmethod
-    def of(cls, facts: NodeFacts, grants: Grants, pod: Pod, wants: Mapping[str, int]) -> Self:
-        """Return the need of a pod."""
+    def of(cls, facts: NodeFacts, grants: Grants, pod: Pod, requests: Mapping[str, int]) -> Self:
+        """Return the key of a pod."""
         uid = pod.cgroup_uid
         kinds = {container.name: container.kind for container in pod.containers}
         named = facts.device_nodes.get(uid)
         return cls(
-            tuple((kinds.get(name), count) for name, count in wants.items()),
+            tuple((kinds.get(name), count) for name, count in requests.items()),
             None
             if named is None
-            else tuple(aligning.of_devices(facts, pod, name) for name in wants),
-            tuple(aligning.of_plugins(facts, pod, name) for name in wants),
+            else tuple(aligning.of_devices(facts, pod, name) for name in requests),
+            tuple(aligning.of_plugins(facts, pod, name) for name in requests),
             pod.orchestration,
             uid if grants.parts(uid, POLICY_CPUS) else "",
         )
@@ -306,7 +300,7 @@ def _chosen(facts: NodeFacts, pods: tuple[Pod, ...], grants: Grants, pod: Pod) -
     Raises:
         PlacementError: the pod does not fit, or its CPUs would leave none to share.
     """
-    uid, fewest = pod.cgroup_uid, planning.most_at_once(pod, wanted(facts, pod))
+    uid, fewest = pod.cgroup_uid, planning.most_at_once(pod, requested(facts, pod))
     made: list[Grants] = []
     refusals: list[PlacementError] = []
     for start, order in _plans(facts, _Choosing(grants, view(facts, pods, grants)), pod):
@@ -333,9 +327,9 @@ def _plans(
     Raises:
         TopologyAffinityError: the pod lies on the same NUMA nodes, and there are none.
     """
-    wants = wanted(facts, pod)
-    names = planning.lacking(pod, wants, start.grants.parts(pod.cgroup_uid, POLICY_CPUS))
-    orders = tuple(planning.orders(pod, wants, names))
+    requests = requested(facts, pod)
+    names = planning.lacking(pod, requests, start.grants.parts(pod.cgroup_uid, POLICY_CPUS))
+    orders = tuple(planning.orders(pod, requests, names))
     if aligning.at_once(facts):
         start = _at_once(facts, start, pod)
     for order in orders:
@@ -354,7 +348,7 @@ def _at_once(facts: NodeFacts, start: _Choosing, pod: Pod) -> _Choosing:
     Raises:
         TopologyAffinityError: there are no such nodes.
     """
-    near = _near(facts, start, pod, _ask_at_once(facts, start, pod), WHOLE_POD)
+    near = _near(facts, start, pod, _request_at_once(facts, start, pod), WHOLE_POD)
     return replace(start, at_once=True, nodes=near.nodes)
 
 
@@ -364,7 +358,7 @@ def _size(grants: Grants, uid: str) -> int:
 
 def offered(
     facts: NodeFacts, pods: tuple[Pod, ...], grants: Grants, pod: Pod, container: str
-) -> tuple[aligning.Offer, ...]:
+) -> tuple[aligning.NodeHints, ...]:
     """Return the NUMA nodes on which the own CPUs of a container can lie; None for any.
 
     The first offer costs the pod the fewest CPUs; a later one serves where that one cannot. The
@@ -373,22 +367,22 @@ def offered(
     Raises:
         PlacementError: a container before it does not fit.
     """
-    wants = wanted(facts, pod)
-    part = WHOLE_POD if WHOLE_POD in wants else container
+    requests = requested(facts, pod)
+    part = WHOLE_POD if WHOLE_POD in requests else container
     state = _Choosing(grants, view(facts, pods, grants))
-    if wants and aligning.at_once(facts):
-        ask = _ask_at_once(facts, state, pod)
-    elif part not in wants:
+    if requests and aligning.at_once(facts):
+        request = _request_at_once(facts, state, pod)
+    elif part not in requests:
         return (None,)
     else:
-        before = list(wants)[: list(wants).index(part)]
+        before = list(requests)[: list(requests).index(part)]
         has = grants.parts(pod.cgroup_uid, POLICY_CPUS)
-        for name in planning.lacking(pod, wants, has):
+        for name in planning.lacking(pod, requests, has):
             if name in before:
                 state = _with(facts, pods, state, pod, name)
-        ask = facts.policy.narrowed(state.seen, _ask(facts, state, pod, part))
-        ask = replace(ask, has=grants.part(pod.cgroup_uid, POLICY_CPUS, part))
-    return tuple(aligning.of_cpus(facts, each) for each in aligning.ways(ask))
+        request = facts.policy.narrowed(state.seen, _request(facts, state, pod, part))
+        request = replace(request, has=grants.part(pod.cgroup_uid, POLICY_CPUS, part))
+    return tuple(aligning.of_cpus(facts, each) for each in aligning.ways(request))
 
 
 @dataclass(frozen=True, slots=True)
@@ -408,38 +402,40 @@ class _Choosing:
     nodes: frozenset[int] | None = None
 
 
-def _ask(facts: NodeFacts, state: _Choosing, pod: Pod, name: str) -> Ask:
-    wants, free = wanted(facts, pod), available(facts, state.seen)
-    if name not in wants:
+def _request(facts: NodeFacts, state: _Choosing, pod: Pod, name: str) -> ChoiceRequest:
+    requests, free = requested(facts, pod), available(facts, state.seen)
+    if name not in requests:
         # A policy of a package says something else at each time.
-        what = f"has wanted CPUs for {name or 'the pod'}, and then none"
+        what = f"has requested CPUs for {name or 'the pod'}, and then none"
         raise guard.PolicyFailed(facts.pools.cpu_manager.policy, what)
     left = planning.reusable(pod, state.grants.parts(pod.cgroup_uid, POLICY_CPUS), name)
     left &= state.seen.cpus & state.seen.topology.online
-    return Ask(POLICY_CPUS, wants[name], free, left, pod=pod)
+    return ChoiceRequest(POLICY_CPUS, requests[name], free, left, pod=pod)
 
 
-def _ask_at_once(facts: NodeFacts, state: _Choosing, pod: Pod) -> Ask:
+def _request_at_once(facts: NodeFacts, state: _Choosing, pod: Pod) -> ChoiceRequest:
     """Return the request of all containers of a pod, as if they were one.
 
     Source: GetPodTopologyHints in the kubelet's policy_static.go.
     """
-    count = planning.most_at_once(pod, wanted(facts, pod))
+    count = planning.most_at_once(pod, requested(facts, pod))
     has = CPUSet.union(state.grants.parts(pod.cgroup_uid, POLICY_CPUS).values())
     free = available(facts, state.seen)
     if len(has) == count:
-        return Ask(POLICY_CPUS, count, free, has=has, pod=pod)
-    return Ask(POLICY_CPUS, count, free, has, pod=pod)
+        return ChoiceRequest(POLICY_CPUS, count, free, has=has, pod=pod)
+    return ChoiceRequest(POLICY_CPUS, count, free, has, pod=pod)
 
 
-def _near(facts: NodeFacts, state: _Choosing, pod: Pod, ask: Ask, part: str) -> Ask:
+def _near(
+    facts: NodeFacts, state: _Choosing, pod: Pod, request: ChoiceRequest, part: str
+) -> ChoiceRequest:
     """Return a request with NUMA nodes that suit the other resources of a container or a pod.
 
     Raises:
         TopologyAffinityError: there are no such nodes.
     """
     offers = aligning.of_devices(facts, pod, part) + aligning.of_plugins(facts, pod, part)
-    return aligning.aligned(facts, state.seen, pod, ask, offers)
+    return aligning.aligned(facts, state.seen, pod, request, offers)
 
 
 def _with(
@@ -451,33 +447,37 @@ def _with(
         PlacementError: it does not fit, or its CPUs would leave none to share.
     """
     seen = state.seen
-    ask = facts.policy.narrowed(seen, _ask(facts, state, pod, name))
-    ask = replace(ask, nodes=state.nodes) if state.at_once else _near(facts, state, pod, ask, name)
-    choice = guard.checked(facts.pools.cpu_manager.policy, ask, _choice(facts, seen, ask))
+    request = facts.policy.narrowed(seen, _request(facts, state, pod, name))
+    request = (
+        replace(request, nodes=state.nodes)
+        if state.at_once
+        else _near(facts, state, pod, request, name)
+    )
+    choice = guard.checked(facts.pools.cpu_manager.policy, request, _choice(facts, seen, request))
     claim = granted(facts, pod, {name: choice.cpus, **choice.parts})
     made = state.grants.adding([replace(claim, reasons={name: choice.steps})])
     after = view(facts, pods, made)
     if not facts.policy.extents(after)[DEFAULT]:
-        raise NotEnoughCPUs(ask.count, len(ask.reusable) + len(seen.extents[DEFAULT]) - 1)
+        raise NotEnoughCPUs(request.count, len(request.reusable) + len(seen.extents[DEFAULT]) - 1)
     return replace(state, grants=made, seen=after)
 
 
-def _choice(facts: NodeFacts, seen: NodeView, ask: Ask) -> Choice:
+def _choice(facts: NodeFacts, seen: NodeView, request: ChoiceRequest) -> Choice:
     """Let the policy choose; CPUs that the pod leaves to the container come before free CPUs.
 
     Raises:
         PlacementError: the container does not fit.
     """
-    policy, left = facts.policy, ask.reusable
-    every = replace(ask, available=ask.available | left, reusable=CPUSet())
+    policy, left = facts.policy, request.reusable
+    every = replace(request, available=request.available | left, reusable=CPUSet())
     best = policy.choose(seen, every)
-    more = ask.count - len(left)
+    more = request.count - len(left)
     if len(best.cpus - left) <= max(0, more):
         return best
     try:
         if more <= 0:
             return policy.choose(seen, replace(every, available=left))
-        found = policy.choose(seen, replace(every, available=ask.available, count=more))
+        found = policy.choose(seen, replace(every, available=request.available, count=more))
     except SMTAlignmentError:
         # The CPUs that the pod leaves to the container are no whole cores.
         return best

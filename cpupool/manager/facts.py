@@ -20,7 +20,7 @@ from cpupool.policies.none.policy import NonePolicy
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from cpupool.core.devices import DeviceAssignments, NodesOfDevices
+    from cpupool.core.devices import DevicesByContainer, NodesOfDevices
     from cpupool.core.workloads import Pod, RuntimeContainer
     from cpupool.manager.mirror_pods import Identity
     from cpupool.manager.promises import Promise
@@ -67,7 +67,7 @@ class NodeFacts:
     pods: tuple[Pod, ...] | None = None
     static: Mapping[str, Identity] = field(default_factory=dict)
     sighted: Mapping[ContainerID, RuntimeContainer] = field(default_factory=dict)
-    devices: DeviceAssignments = field(default_factory=dict)
+    devices: DevicesByContainer = field(default_factory=dict)
     device_nodes: NodesOfDevices = field(default_factory=dict)
     promises: tuple[Promise, ...] = ()
     kept_shared: Mapping[ContainerKey, CPUSet] = field(default_factory=dict)

@@ -18,7 +18,7 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import PlacementError, said
 from cpupool.core.grants import WHOLE_POD, Sharing
 from cpupool.policies import built_in
-from cpupool.policies.base import Ask, Choice, CPUManagerPolicy, Operation, pool_cpus
+from cpupool.policies.base import Choice, ChoiceRequest, CPUManagerPolicy, Operation, pool_cpus
 from cpupool.policies.hints import ResourceHints
 from cpupool.policies.pools.policy import PoolsPolicy
 from cpupool.policies.view import DEFAULT, Size
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from cpupool.core.pools import NodePools
     from cpupool.core.topology import CPUTopology
     from cpupool.core.workloads import Pod
-    from cpupool.policies.base import Demand
+    from cpupool.policies.base import ContainerToPlace
     from cpupool.policies.view import NodeView
 
 log = logs.get(__name__)
@@ -55,19 +55,21 @@ class PolicyFailed(PlacementError):
         super().__init__(f"{failed}; correct the policy, or name another in the pool file", failed)
 
 
-def checked(policy: str, ask: Ask, choice: Choice) -> Choice:
+def checked(policy: str, request: ChoiceRequest, choice: Choice) -> Choice:
     """Return a choice of a policy.
 
     Raises:
         PolicyFailed: it has another size than asked, or CPUs that the policy cannot give.
     """
-    cpus, free = choice.cpus, ask.available | ask.reusable
-    if ask.operation is Operation.RESIZE:
-        free |= ask.has
-        if lost := ask.has - cpus:
+    cpus, free = choice.cpus, request.available | request.reusable
+    if request.operation is Operation.RESIZE:
+        free |= request.has
+        if lost := request.has - cpus:
             raise PolicyFailed(policy, f"has left out CPUs {lost}, which the container keeps")
-    if len(cpus) != ask.count:
-        raise PolicyFailed(policy, f"has chosen {len(cpus)} CPUs ({cpus}) of {ask.count} asked")
+    if len(cpus) != request.count:
+        raise PolicyFailed(
+            policy, f"has chosen {len(cpus)} CPUs ({cpus}) of {request.count} requested"
+        )
     if strange := cpus - free:
         raise PolicyFailed(policy, f"has chosen CPUs {strange}, which are not free")
     if strange := CPUSet.union(choice.parts.values()) - cpus:
@@ -102,39 +104,39 @@ class Guard(CPUManagerPolicy):
         """The class of the policy."""
         return type(self.policy)
 
-    def wants(self, pod: Pod) -> Mapping[str, int]:
-        """Return the CPUs that the policy wants; one for each container where it fails.
+    def requests(self, pod: Pod) -> Mapping[str, int]:
+        """Return how many CPUs the policy requests; one for each container where it fails.
 
-        `choose` refuses such a pod, so it does not start as one that wants nothing.
+        `choose` refuses such a pod, so it does not start as one that requests nothing.
         """
         fallback = {each.name: 1 for each in pod.containers}
-        return self._or(fallback, partial(self._wanted, pod))
+        return self._or(fallback, partial(self._requested, pod))
 
-    def choose(self, view: NodeView, ask: Ask) -> Choice:
+    def choose(self, view: NodeView, request: ChoiceRequest) -> Choice:
         """Choose as the policy does.
 
         Raises:
-            PolicyFailed: it has failed, or it does not know what the pod wants.
+            PolicyFailed: it has failed, or it does not know what the pod requests.
             PlacementError: it refuses the request.
         """
-        return self._tried(partial(self._choice, view, ask))
+        return self._tried(partial(self._choice, view, request))
 
-    def narrowed(self, view: NodeView, ask: Ask) -> Ask:
+    def narrowed(self, view: NodeView, request: ChoiceRequest) -> ChoiceRequest:
         """Narrow a request as the policy does.
 
         Raises:
             PolicyFailed: it has failed.
             PlacementError: it refuses the request.
         """
-        return self._tried(partial(self._narrowed, view, ask))
+        return self._tried(partial(self._narrowed, view, request))
 
-    def hints(self, ask: Ask) -> ResourceHints | None:
+    def hints(self, request: ChoiceRequest) -> ResourceHints | None:
         """Return the NUMA nodes that the policy names.
 
         Raises:
             PolicyFailed: it has failed.
         """
-        return self._tried(partial(self._hints, ask))
+        return self._tried(partial(self._hints, request))
 
     def available(self, view: NodeView) -> CPUSet:
         """Return the CPUs that the policy can give; none where it fails."""
@@ -148,10 +150,10 @@ class Guard(CPUManagerPolicy):
         """Return the shared sets; all free CPUs for every container where the policy fails."""
         return self._or(CPUManagerPolicy.extents(self, view), partial(self._extents, view))
 
-    def place(self, view: NodeView, demand: Demand) -> CPUAssignment:
+    def place(self, view: NodeView, to_place: ContainerToPlace) -> CPUAssignment:
         """Place a container; on its own CPUs, or on those of all, where the policy fails."""
-        usual = partial(CPUManagerPolicy.place, self, view, demand)
-        placed: CPUAssignment | None = self._or(None, partial(self._place, view, demand))
+        usual = partial(CPUManagerPolicy.place, self, view, to_place)
+        placed: CPUAssignment | None = self._or(None, partial(self._place, view, to_place))
         return placed or usual()
 
     def home(self, view: NodeView, pod: Pod) -> int | None:
@@ -180,39 +182,39 @@ class Guard(CPUManagerPolicy):
         policy = self._or(self.policy, partial(self._remembering, settled))
         return Guard(policy, self.name)
 
-    def _wanted(self, pod: Pod) -> Mapping[str, int]:
-        wants = dict(self.policy.wants(pod))
+    def _requested(self, pod: Pod) -> Mapping[str, int]:
+        requests = dict(self.policy.requests(pod))
         known = {WHOLE_POD, *(each.name for each in pod.containers)}
-        if strange := wants.keys() - known:
+        if strange := requests.keys() - known:
             raise ValueError(f"the pod has no container {strange}")
-        if wrong := {name: n for name, n in wants.items() if not isinstance(n, int) or n < 1}:
+        if wrong := {name: n for name, n in requests.items() if not isinstance(n, int) or n < 1}:
             raise ValueError(f"{wrong} are no numbers of CPUs: name 1 or more, or leave it out")
-        return wants
+        return requests
 
-    def _choice(self, view: NodeView, ask: Ask) -> Choice:
-        wants = self._wanted(ask.pod) if ask.pod else {}
-        choice = _a(Choice, self.policy.choose(view, ask))
+    def _choice(self, view: NodeView, request: ChoiceRequest) -> Choice:
+        requests = self._requested(request.pod) if request.pod else {}
+        choice = _a(Choice, self.policy.choose(view, request))
         _a(CPUSet, choice.cpus)
         for step in _a(tuple, choice.steps):
             _a(Step, step)
         # Only CPUs that all containers of a pod share have parts, and a part is not empty.
-        whole = WHOLE_POD in wants and ask.pod
+        whole = WHOLE_POD in requests and request.pod
         known = {each.name for each in whole.containers} if whole else set()
         parts = _map(CPUSet, choice.parts)
         if not (parts.keys() <= known and all(parts.values())):
             raise ValueError(f"{parts} are no parts of its choice")
         return choice
 
-    def _narrowed(self, view: NodeView, ask: Ask) -> Ask:
-        narrowed = _a(Ask, self.policy.narrowed(view, ask))
-        if strange := narrowed.available - ask.available:
+    def _narrowed(self, view: NodeView, request: ChoiceRequest) -> ChoiceRequest:
+        narrowed = _a(ChoiceRequest, self.policy.narrowed(view, request))
+        if strange := narrowed.available - request.available:
             raise ValueError(f"CPUs {strange} are not available")
-        if narrowed != replace(ask, available=narrowed.available):
+        if narrowed != replace(request, available=narrowed.available):
             raise ValueError("the narrowed request asks for something else")
         return narrowed
 
-    def _hints(self, ask: Ask) -> ResourceHints | None:
-        answer = self.policy.hints(ask)
+    def _hints(self, request: ChoiceRequest) -> ResourceHints | None:
+        answer = self.policy.hints(request)
         if answer is not None:
             for hint in _a(ResourceHints, answer).hints:
                 _a(TopologyHint, hint)
@@ -241,19 +243,19 @@ class Guard(CPUManagerPolicy):
             raise ValueError(f"{pools} are pools")
         return extents
 
-    def _place(self, view: NodeView, demand: Demand) -> CPUAssignment:
-        assignment = _a(CPUAssignment, self.policy.place(view, demand))
+    def _place(self, view: NodeView, to_place: ContainerToPlace) -> CPUAssignment:
+        assignment = _a(CPUAssignment, self.policy.place(view, to_place))
         _a(Placement, assignment.placement)
         to_kubelet = assignment.placement is Placement.KUBELET and self.kind.beside_kubelet
         if view.default.cpus and not (assignment.cpus or to_kubelet):
             raise ValueError("the container has no CPUs")
-        chosen = view.chosen.get(demand.pod.cgroup_uid)
+        chosen = view.chosen.get(to_place.pod.cgroup_uid)
         own = chosen.cpus if chosen else CPUSet()
         if strange := (assignment.exclusive | assignment.offline) - own:
             raise ValueError(f"CPUs {strange} are not its pod's own")
         pools = PoolsPolicy().extents(view).keys()
         shared = (cpus for name, cpus in view.extents.items() if name not in pools)
-        asked = pool_cpus(view, demand.container).values()
+        asked = pool_cpus(view, to_place.container).values()
         usable = view.free, view.default.default
         room = CPUSet.union((own, _lent(view), *usable, *shared, *asked))
         if strange := assignment.cpus - (room & view.topology.online):

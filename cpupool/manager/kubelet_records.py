@@ -8,7 +8,7 @@ manager, and names pods without devices, too; it lacks plain init containers.
 * The agent believes the checkpoint before podresources, for each resource of a container: a name
   may still belong to an earlier pod. It believes podresources only about pods with a unique name
   (`of_containers`).
-* It believes both before the annotation of a container (`sightings.corrected`).
+* It believes both before the annotation of a container (`believed_annotations.corrected`).
 * It reads the checkpoint first, and asks the kubelet for podresources only if a fact is missing
   there: at once when a container waits for its devices, a moment later when none waits, and then
   with growing intervals (`KubeletRecords`). It takes longer where the annotation already says which
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final
 from cpupool.core.devices import (
     NATIVE_CPU,
     AllocatedDevices,
-    DeviceAssignments,
+    DevicesByContainer,
     NodesOfDevices,
     PodDevices,
 )
@@ -205,7 +205,7 @@ def of_containers(
     names: Names,
     by_pod_name: Mapping[tuple[str, str], PodDevices],
     by_pod_uid: Mapping[str, PodDevices],
-) -> DeviceAssignments:
+) -> DevicesByContainer:
     """Join the kubelet's records to our pods: the checkpoint by UID, podresources by name.
 
     The checkpoint comes first: a name may still belong to an earlier pod, whose successor a
@@ -274,16 +274,16 @@ def of_pools(
 ) -> dict[Resource, AllocatedDevices]:
     """Return the entries of our resources, under their references."""
     return {
-        pool: grant
-        for resource, grant in resources.items()
-        if grant.ids and (pool := names.pool_of(resource)) is not None
+        pool: allocated
+        for resource, allocated in resources.items()
+        if allocated.ids and (pool := names.pool_of(resource)) is not None
     }
 
 
 def _requests_shared(pod: Pod, ref: ContainerRef) -> bool:
     """Return whether a container of a listed pod requests devices of shared pools alone."""
-    asked = [each for each in pod.containers if each.name == ref.name and not each.whole_cpus]
-    kinds = {resource.kind for container in asked for resource in container.requests}
+    named = [each for each in pod.containers if each.name == ref.name and not each.whole_cpus]
+    kinds = {resource.kind for container in named for resource in container.requests}
     return pod.qos is not None and kinds == {ResourceKind.SHARED}
 
 

@@ -264,13 +264,13 @@ class Learner:
 def _may_own(now: Snapshot, placed: PlacedContainer) -> bool:
     """Return whether a container may have CPUs of its own, whatever it requests today."""
     pod, grants = placed.pod, now.resolution.grants
-    wants = now.facts.policy.wants(pod)
+    requests = now.facts.policy.requests(pod)
     guaranteed = pod.qos is QoSClass.GUARANTEED and any(
         map(served_requests.outside_pools, pod.containers)
     )
-    chosen = guaranteed or pod.orchestration or wants or served_requests.countable(pod)
+    chosen = guaranteed or pod.orchestration or requests or served_requests.countable(pod)
     return (
         bool(chosen)
         or pod.description.awaits_all
-        or CPU in by_plugins.asked(now.facts, grants, pod, placed.container)
+        or CPU in by_plugins.plugin_requests(now.facts, grants, pod, placed.container)
     )

@@ -17,7 +17,7 @@ from cpupool.core import devices
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import (
     AllocationError,
-    NoDevicesAsked,
+    NoDevicesRequested,
     NotEnoughDevices,
     SMTAlignmentError,
 )
@@ -26,6 +26,7 @@ from cpupool.core.pools import NodePools
 from cpupool.core.workloads import ContainerRef
 from cpupool.manager import (
     after_restart,
+    believed_annotations,
     choosing,
     kept_shared,
     offers,
@@ -36,13 +37,13 @@ from cpupool.manager import (
     sightings,
 )
 from cpupool.manager.allocation import Allocation
-from cpupool.manager.choosing import Admission
+from cpupool.manager.choosing import Choices
 from cpupool.manager.facts import NodeFacts
 from cpupool.manager.mirror_pods import Identity
 from cpupool.manager.pool_difference import PoolDifference
 from cpupool.manager.pools_in_force import in_force, of_edit, of_restart
 from cpupool.manager.resolve import Snapshot
-from cpupool.policies.base import Ask
+from cpupool.policies.base import ChoiceRequest
 from cpupool.policies.pools.policy import PoolsPolicy
 from cpupool.wire.cpu_manager_state import State
 
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
 
     from cpupool.core.cgroups import FoundContainer
     from cpupool.core.cpu_time import CPUUse
-    from cpupool.core.devices import Advertised, DeviceAssignments, NodesOfDevices
+    from cpupool.core.devices import Advertised, DevicesByContainer, NodesOfDevices
     from cpupool.core.errors import Problem
     from cpupool.core.grants import Grants
     from cpupool.core.orchestration import NodeRules
@@ -84,9 +85,9 @@ class Manager:
         self._changed = threading.Condition()
         facts = NodeFacts()
         # Replaced as a whole, so that `snapshot` needs no lock.
-        self._now = Snapshot(facts, resolve.resolve(facts, (), Admission()))
+        self._now = Snapshot(facts, resolve.resolve(facts, (), Choices()))
         self._lists: dict[str, DeviceList] = {}
-        self._holdings: tuple[DeviceAssignments, tuple[Promise, ...]] = ({}, ())
+        self._holdings: tuple[DevicesByContainer, tuple[Promise, ...]] = ({}, ())
         self._held: Mapping[Resource, frozenset[str]] = {}
         self._generations = count()
         self._promises = promises.Maker()
@@ -231,14 +232,14 @@ class Manager:
                 }
                 self._take(sightings.joined(replace(self._facts, sighted=left)))
 
-    def accept(self, found: DeviceAssignments) -> None:
+    def accept(self, found: DevicesByContainer) -> None:
         """Take the kubelet's device assignments.
 
         The manager never forgets facts about a living pod, except contradicted hints: a kubelet
         that restarts or does not answer takes no CPU from any pod.
         """
         with self._changed:
-            merged = sightings.merged(self._facts.devices, found, self._facts.promises)
+            merged = believed_annotations.merged(self._facts.devices, found, self._facts.promises)
             if merged != self._facts.devices:
                 left = promises.unconfirmed(self._facts.promises, found)
                 self._take(replace(self._facts, devices=merged, promises=left))
@@ -318,7 +319,7 @@ class Manager:
             grants = resizing.resized(facts, view, ref, count)
             self._take(
                 replace(facts, sighted=resizing.answered(facts.sighted, ref, count)),
-                replace(Admission.of(view), grants=grants),
+                replace(Choices.of(view), grants=grants),
             )
 
     def narrow(self, ref: ContainerRef, assigned: CPUSet) -> bool:
@@ -438,9 +439,9 @@ class Manager:
             raise NotEnoughDevices(pool, size, len(free))
         # The kubelet knows first that a pod has ended: no pod holds the devices it calls free.
         held = devices.exclusive_cpus(listed.held.union(*promised)) - free
-        ask = Ask(offer.resource.name, size, free, required, others=held)
+        request = ChoiceRequest(offer.resource.name, size, free, required, others=held)
         try:
-            choice = PoolsPolicy().choose(view, ask)
+            choice = PoolsPolicy().choose(view, request)
         except SMTAlignmentError as error:
             raise devices.unaligned(pool, error) from error
         with self._changed:
@@ -465,7 +466,7 @@ class Manager:
         with self._changed:
             offer = self._list_of(pool).offer
             if not ids:
-                raise NoDevicesAsked(pool, "no devices requested", "name at least one")
+                raise NoDevicesRequested(pool, "no devices requested", "name at least one")
             offer.check_free(ids)
             mixed = self._now.facts.pools.mixed is not None
             allocation = Allocation.of(offer, ids, self.names, mixed=mixed)
@@ -476,7 +477,7 @@ class Manager:
 
     @property
     def _facts(self) -> NodeFacts:
-        """The facts, every answer of Allocate included."""
+        """The facts, every response to Allocate included."""
         return self._read().facts
 
     @property
@@ -485,7 +486,7 @@ class Manager:
         return self._read().resolution
 
     def _read(self) -> Snapshot:
-        """Return the facts and the decisions, and merge the answers of Allocate into them first."""
+        """Return the facts and the decisions, the responses to Allocate among them."""
         if answered := self._answered:
             facts, resolution = self._now
             facts = replace(facts, promises=(*facts.promises, *answered))
@@ -496,7 +497,7 @@ class Manager:
 
     def _take_grants(self, grants: Grants) -> None:
         """Decide again with these owners of the policy's CPUs."""
-        self._take(self._facts, replace(Admission.of(self._resolution.view), grants=grants))
+        self._take(self._facts, replace(Choices.of(self._resolution.view), grants=grants))
 
     def _list_of(self, pool: str) -> DeviceList:
         listed = self._lists.get(pool)
@@ -505,30 +506,30 @@ class Manager:
         return listed
 
     def _take(
-        self, facts: NodeFacts, decided: Admission | None = None, *, all_run: bool = False
+        self, facts: NodeFacts, decided: Choices | None = None, *, all_run: bool = False
     ) -> None:
         """Decide again with these facts.
 
         Args:
             facts: the facts now.
             decided: the decisions until now; None for the last ones.
-            all_run: whether the known containers run already, as in `choosing.admit`.
+            all_run: whether the known containers run already, as in `choosing.choose`.
         """
         earlier = self._read()
         pods = earlier.resolution.view.pods
-        admission = decided or Admission.of(earlier.resolution.view)
+        choices = decided or Choices.of(earlier.resolution.view)
         if decided or all_run or not resolve.owners_stay(earlier, facts):
             pods = sightings.present(facts)
-            grants = ownership.settle(facts, pods, admission.grants)
-            admission = replace(admission, grants=grants)
+            grants = ownership.settle(facts, pods, choices.grants)
+            choices = replace(choices, grants=grants)
             if facts.recovered:
-                admission = choosing.admit(facts, pods, admission, all_run=all_run)
-                admission = resizing.followed(facts, pods, admission)
-        resolution = resolve.resolve(facts, pods, admission, earlier)
+                choices = choosing.choose(facts, pods, choices, all_run=all_run)
+                choices = resizing.followed(facts, pods, choices)
+        resolution = resolve.resolve(facts, pods, choices, earlier)
         stale = kept_shared.still_stale(facts, resolution)
         if stale != facts.kept_shared:
             facts = replace(facts, kept_shared=stale)
-            resolution = resolve.resolve(facts, pods, admission)
+            resolution = resolve.resolve(facts, pods, choices)
         holdings = (facts.devices, facts.promises)
         if holdings != self._holdings:
             self._holdings = holdings

@@ -128,6 +128,6 @@ def _claims(pods: Iterable[Pod]) -> Mapping[str, set[PodName]]:
 
 def _devices(pod: PodDevices) -> Iterator[tuple[str, str, frozenset[str]]]:
     for container, resources in pod.items():
-        for resource, grant in resources.items():
-            if grant.ids:
-                yield container, resource, grant.ids
+        for resource, allocated in resources.items():
+            if allocated.ids:
+                yield container, resource, allocated.ids

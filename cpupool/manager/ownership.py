@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from cpupool.core import devices
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.devices import AllocatedDevices
-from cpupool.core.grants import AnswerOwner, Grant, Grants, PodOwner, Source
+from cpupool.core.grants import Grant, Grants, PodOwner, PromiseOwner, Source
 from cpupool.core.names import POLICY_CPUS
 from cpupool.core.requests import ResourceKind
 from cpupool.core.workloads import ContainerRef, oldest_first
@@ -21,7 +21,7 @@ from cpupool.manager import served_requests
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
 
-    from cpupool.core.devices import DeviceAssignments
+    from cpupool.core.devices import DevicesByContainer
     from cpupool.core.requests import Resource
     from cpupool.core.workloads import Pod
     from cpupool.manager.facts import NodeFacts
@@ -33,7 +33,7 @@ class _Claim(NamedTuple):
 
     Attributes:
         grant: the grant that it would have without other claims.
-        announced: whether the CPUs come from Allocate's answer.
+        announced: whether the CPUs come from Allocate's response.
         idle: whether its pod has no container, not even one that the runtime is creating.
     """
 
@@ -104,7 +104,7 @@ def granted(facts: NodeFacts, resource: Resource, given: AllocatedDevices) -> CP
     return pool.granted(listed, facts.topology) if pool else listed
 
 
-def as_granted(facts: NodeFacts, grants: Grants) -> DeviceAssignments:
+def as_granted(facts: NodeFacts, grants: Grants) -> DevicesByContainer:
     """Return the devices with the CPUs of each grant under the pools in force.
 
     It is for the moment before the pools change. For a pool that is not in force it is not known
@@ -163,5 +163,5 @@ def promised(facts: NodeFacts, promises: Iterable[Promise]) -> Iterator[Grant]:
     for promise in promises:
         given = AllocatedDevices(promise.ids, promise.announced)
         if cpus := granted(facts, promise.resource, given):
-            owner = AnswerOwner(promise.number)
+            owner = PromiseOwner(promise.number)
             yield Grant(owner, promise.resource, Source.DEVICES, {"": cpus}, shares_cores=True)

@@ -1,4 +1,4 @@
-"""Places a container: says on which CPUs it must run, from one value with all facts that count.
+"""Places a container: says on which CPUs it must run, from one value with all facts that matter.
 
 `Inputs` is this value. It has three parts, and a placement reads only the parts that it needs
 (`Reads`):
@@ -30,7 +30,7 @@ from cpupool.core.resources import CPU
 from cpupool.core.workloads import ContainerRef
 from cpupool.manager import by_plugins, served_requests
 from cpupool.manager.by_plugins import Awaited
-from cpupool.policies.base import Demand
+from cpupool.policies.base import ContainerToPlace
 from cpupool.policies.pools.policy import PoolsPolicy
 from cpupool.policies.view import NodeView
 
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 
     from cpupool.core.assignments import CPUAssignment
     from cpupool.core.cpuset import CPUSet
-    from cpupool.core.devices import DeviceAssignments
+    from cpupool.core.devices import DevicesByContainer
     from cpupool.core.grants import Grant
-    from cpupool.core.plugin_facts import Given, Record
+    from cpupool.core.plugin_facts import Record, RecordedAnswer
     from cpupool.core.properties import Properties
     from cpupool.core.workloads import Container, Pod
     from cpupool.manager.facts import ContainerKey, NodeFacts
@@ -97,7 +97,7 @@ class OfPods(NamedTuple):
     homes: Mapping[str, int]
     answered: Mapping[ContainerRef, CPUSet]
     claimed: Mapping[ContainerRef, CPUSet]
-    devices: DeviceAssignments
+    devices: DevicesByContainer
     given: Record
     memory: Mapping[ContainerRef, CPUSet]
     properties: Mapping[ContainerRef, Properties]
@@ -163,7 +163,7 @@ class Inputs:
             answered=view.answered,
             claimed=view.claimed,
             devices=facts.devices,
-            given=plugins.given,
+            given=plugins.answers,
             memory=plugins.memory,
             properties=plugins.properties,
             kept_shared=facts.kept_shared,
@@ -235,7 +235,7 @@ class _Own:
         return self._pods.kept_shared.get(self._key)
 
     @property
-    def given(self) -> Mapping[str, Given]:
+    def given(self) -> Mapping[str, RecordedAnswer]:
         """The answers of plugins for it, by resource."""
         return self._pods.given.get(self.ref, _NOTHING)
 
@@ -313,13 +313,15 @@ def place(
 ) -> tuple[CPUAssignment, Reads]:
     """Return where a container must run, and the parts of the inputs that decide it."""
     own = _Own(inputs.pods, key, pod, container)
-    placed, reads = _by_policy(inputs, own, Demand(pod, container))
+    placed, reads = _by_policy(inputs, own, ContainerToPlace(pod, container))
     if inputs.pods.given:
         placed = _completed(placed, inputs.node, own)
     return placed, reads
 
 
-def _by_policy(inputs: Inputs, own: _Own, demand: Demand) -> tuple[CPUAssignment, Reads]:
+def _by_policy(
+    inputs: Inputs, own: _Own, to_place: ContainerToPlace
+) -> tuple[CPUAssignment, Reads]:
     node, view = inputs.node, own.view(inputs.empty)
     policy: CPUManagerPolicy | PoolsPolicy = node.policy
     # A container keeps what an earlier policy gave it, also after an edit of the pool file.
@@ -327,17 +329,17 @@ def _by_policy(inputs: Inputs, own: _Own, demand: Demand) -> tuple[CPUAssignment
         view = _Noting.of(view)
     elif request := served_requests.of_container(node.served, own.devices, own.pod, own.container):
         policy = PoolsPolicy()
-        demand = Demand(own.pod, own.container, request, own.devices, own.kept_shared)
-    placed = policy.place(view, demand)
+        to_place = ContainerToPlace(own.pod, own.container, request, own.devices, own.kept_shared)
+    placed = policy.place(view, to_place)
     if placed.cause is None:
         return placed, view.reads if isinstance(view, _Noting) else Reads.NODE
-    return policy.place(inputs.view, demand), Reads.EVERYTHING
+    return policy.place(inputs.view, to_place), Reads.EVERYTHING
 
 
 def _completed(placed: CPUAssignment, node: Node, own: _Own) -> CPUAssignment:
     """Return a placement with the answers of plugins for the container."""
     if placed.placement is Placement.PLUGIN and placed.exclusive:
-        asked = by_plugins.asked_by(node.awaited, own.grants, own.pod, own.container)
+        asked = by_plugins.plugin_requests_by(node.awaited, own.grants, own.pod, own.container)
         given = own.given.get(CPU)
         changed = by_plugins.resized(given, asked.get(CPU)) if given else ""
         placed = replace(placed, reason=changed) if changed else placed

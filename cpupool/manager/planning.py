@@ -46,22 +46,22 @@ def reusable(pod: Pod, parts: Mapping[str, CPUSet], name: str) -> CPUSet:
     return CPUSet.union(parts.values()) - CPUSet.union(busy)
 
 
-def most_at_once(pod: Pod, wants: Mapping[str, int]) -> int:
+def most_at_once(pod: Pod, requests: Mapping[str, int]) -> int:
     """Return how many CPUs of its own a pod uses at one time.
 
     Args:
         pod: the pod.
-        wants: container → how many CPUs it has of its own.
+        requests: container → how many CPUs it has of its own.
     """
-    return pod_request_milli((each.kind, wants.get(each.name, 0)) for each in pod.containers)
+    return pod_request_milli((each.kind, requests.get(each.name, 0)) for each in pod.containers)
 
 
-def lacking(pod: Pod, wants: Mapping[str, int], has: Collection[str]) -> tuple[str, ...]:
+def lacking(pod: Pod, requests: Mapping[str, int], has: Collection[str]) -> tuple[str, ...]:
     """Return the containers that need CPUs, in the order of the pod.
 
     Args:
         pod: the pod.
-        wants: container → how many CPUs it has of its own, in the order of the pod.
+        requests: container → how many CPUs it has of its own, in the order of the pod.
         has: the containers that have theirs; with an app container, the init containers ended
             before this agent started.
     """
@@ -69,12 +69,14 @@ def lacking(pod: Pod, wants: Mapping[str, int], has: Collection[str]) -> tuple[s
     started = any(kinds.get(name) is ContainerKind.APP for name in has)
     return tuple(
         name
-        for name in wants
+        for name in requests
         if name not in has and not (started and kinds.get(name) is ContainerKind.INIT)
     )
 
 
-def orders(pod: Pod, wants: Mapping[str, int], names: Collection[str]) -> Iterator[tuple[str, ...]]:
+def orders(
+    pod: Pod, requests: Mapping[str, int], names: Collection[str]
+) -> Iterator[tuple[str, ...]]:
     """Yield the orders in which containers choose, the best first.
 
     The containers that last choose as in a pod without init containers, so that these cost them
@@ -83,17 +85,17 @@ def orders(pod: Pod, wants: Mapping[str, int], names: Collection[str]) -> Iterat
 
     Args:
         pod: the pod.
-        wants: container → how many CPUs it has of its own, in the order of the pod.
+        requests: container → how many CPUs it has of its own, in the order of the pod.
         names: the containers that choose, in the order of the pod.
     """
     together = 0
     at_once: dict[str, int] = {}
     for container in pod.containers:
-        want = wants.get(container.name, 0)
+        count = requests.get(container.name, 0)
         if container.kind is ContainerKind.INIT:
-            at_once[container.name] = together + want
+            at_once[container.name] = together + count
         else:
-            together += want
+            together += count
     lasting = [name for name in names if name not in at_once]
     inits = [name for name in names if name in at_once]
     inits.sort(key=at_once.__getitem__, reverse=True)

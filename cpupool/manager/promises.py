@@ -1,7 +1,7 @@
 """Promises: devices that the kubelet gave to a pod which is not known yet.
 
 The kubelet asks Allocate for devices and names no pod. Its records name the container later. In
-between, the answer of Allocate is a promise:
+between, the response to Allocate is a promise:
 
 * Made: Allocate answers, or the kubelet's checkpoint names a running pod that is not listed yet. A
   promise has a higher number than those before it (`Maker`).
@@ -25,7 +25,7 @@ from cpupool.core.cpuset import CPUSet
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from cpupool.core.devices import AllocatedDevices, DeviceAssignments
+    from cpupool.core.devices import AllocatedDevices, DevicesByContainer
     from cpupool.core.requests import Resource
 
 LAST_S: Final = 60.0
@@ -33,7 +33,7 @@ LAST_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """Devices of one answer of Allocate.
+    """Devices of one response to Allocate.
 
     Attributes:
         number: the number of the promise.
@@ -87,14 +87,14 @@ class Expiry:
         return until
 
 
-def unconfirmed(promises: tuple[Promise, ...], found: DeviceAssignments) -> tuple[Promise, ...]:
+def unconfirmed(promises: tuple[Promise, ...], found: DevicesByContainer) -> tuple[Promise, ...]:
     """Return the promises without the devices that the kubelet's records name."""
     if not (promises and found):
         return promises
     confirmed: defaultdict[Resource, set[str]] = defaultdict(set)
     for held in found.values():
-        for resource, grant in held.items():
-            confirmed[resource] |= grant.ids
+        for resource, allocated in held.items():
+            confirmed[resource] |= allocated.ids
     left = (replace(promise, ids=promise.ids - confirmed[promise.resource]) for promise in promises)
     return tuple(promise for promise in left if promise.ids)
 
@@ -102,7 +102,7 @@ def unconfirmed(promises: tuple[Promise, ...], found: DeviceAssignments) -> tupl
 def as_announced(
     promises: Iterable[Promise], resource: Resource, given: AllocatedDevices
 ) -> AllocatedDevices:
-    """Return the kubelet's record of devices with the CPUs that an answer of Allocate announced."""
+    """Return the kubelet's record of devices with the CPUs that Allocate announced."""
     cpus = given.announced or announced(promises, resource, given.ids)
     return replace(given, announced=cpus)
 
@@ -118,7 +118,7 @@ def announced(promises: Iterable[Promise], resource: Resource, ids: frozenset[st
 
 def gave(
     promises: Iterable[Promise],
-    known: DeviceAssignments,
+    known: DevicesByContainer,
     pod: str,
     resource: Resource,
     ids: frozenset[str],
@@ -136,11 +136,11 @@ def gave(
     """
     of_pod: set[str] = set()
     for ref, held in known.items():
-        if (grant := held.get(resource)) is None:
+        if (allocated := held.get(resource)) is None:
             continue
         if ref.pod == pod:
-            of_pod |= grant.ids
-        elif not grant.ids.isdisjoint(ids):
+            of_pod |= allocated.ids
+        elif not allocated.ids.isdisjoint(ids):
             return False
     answers = (promise.ids for promise in promises if promise.resource == resource)
     return ids <= of_pod or any(answer <= ids <= answer | of_pod for answer in answers)

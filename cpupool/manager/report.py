@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
-from cpupool.core import devices
+from cpupool.core import default_pool, devices
 from cpupool.core.assignments import Cause, Placement
 from cpupool.core.cgroups import POD_ITSELF, Writer
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.devices import AllocatedDevices
 from cpupool.core.grants import WHOLE_POD
 from cpupool.core.names import POLICY_CPUS
-from cpupool.core.plugin_facts import Given
+from cpupool.core.plugin_facts import RecordedAnswer
 from cpupool.core.requests import CPURequest
 from cpupool.core.workloads import ContainerID, ContainerRef
 from cpupool.manager import by_plugins, ownership, planning, served_requests
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _STALE = "stale-shared: until it restarts it keeps the shared CPUs that its pools had"
 _MOVED = " (moved by the kernel)"
 _NO_GRANT = AllocatedDevices(frozenset())
-_NO_ANSWER = Given(0.0)
+_NO_ANSWER = RecordedAnswer(0.0)
 _NIC_NAME = "nic_name"
 """The annotation of an answer that names a NIC, in the domain of any plugin."""
 _LONGEST_NIC = 15
@@ -324,7 +324,7 @@ def describe(
 def _reserved(facts: NodeFacts) -> CPUSet:
     if not facts.pools.cpu_manager.chooses:
         return CPUSet()
-    cpus = facts.pools.default_cpus(facts.topology)
+    cpus = default_pool.declared(facts.pools, facts.topology)
     idle = NodeView(facts.topology, facts.pools, cpus)
     return idle.free - facts.policy.available(idle)
 
@@ -377,7 +377,7 @@ def _answers(
 ) -> Iterator[PluginAnswer]:
     pod, container = placed.pod, placed.container
     ref = ContainerRef(pod.cgroup_uid, container.name)
-    given = facts.plugins.given.get(ref, {})
+    given = facts.plugins.answers.get(ref, {})
     grants = resolution.grants
     lacking = by_plugins.lacking(facts, grants, pod, container)
     for resource in sorted(given.keys() | lacking.keys()):
@@ -396,9 +396,9 @@ def _answers(
         )
 
 
-def _nic(given: Given) -> Mapping[str, str]:
+def _nic(given: RecordedAnswer) -> Mapping[str, str]:
     """Return the name of a container's NIC, where the answer has it."""
-    answers = () if given.refused else given.answers.values()
+    answers = () if given.refused else given.parts.values()
     said = (annotation for answer in answers for annotation in answer.annotations.items())
     names = (text for key, text in said if key.rpartition("/")[2] == _NIC_NAME)
     name = next((name for name in names if 0 < len(name) <= _LONGEST_NIC), "")
@@ -437,14 +437,16 @@ def _share(
 ) -> PoolShare:
     pod, container = placed.pod, placed.container
 
-    def grant_of(name: str) -> AllocatedDevices:
+    def allocated_to(name: str) -> AllocatedDevices:
         return facts.devices.get(ContainerRef(pod.cgroup_uid, name), {}).get(pool, _NO_GRANT)
 
-    grant = grant_of(container.name)
-    given = devices.exclusive_cpus(grant.ids) if pool.kind.exclusive else CPUSet()
+    allocated = allocated_to(container.name)
+    given = devices.exclusive_cpus(allocated.ids) if pool.kind.exclusive else CPUSet()
     # The kubelet gives only devices of init containers to other containers of the pod.
     before = takewhile(lambda earlier: earlier.name != container.name, pod.containers)
-    shared_with = (earlier.name for earlier in before if grant_of(earlier.name).ids & grant.ids)
+    shared_with = (
+        earlier.name for earlier in before if allocated_to(earlier.name).ids & allocated.ids
+    )
     advice = (choices.get((pool, cpu)) for cpu in given)
     # The kubelet asks for as many as it gives: another number was for another container.
     choice = next(
@@ -453,9 +455,9 @@ def _share(
     return PoolShare(
         pool=pool,
         requested=requested,
-        devices=len(grant.ids),
+        devices=len(allocated.ids),
         given=given,
-        siblings=ownership.granted(facts, pool, grant) - given,
+        siblings=ownership.granted(facts, pool, allocated) - given,
         reused_from=next(shared_with, ""),
         choice=choice,
         cpus=placed.assignment.resources.get(pool, CPUSet()),

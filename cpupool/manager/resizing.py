@@ -25,7 +25,7 @@ from cpupool.core.names import POLICY_CPUS
 from cpupool.core.workloads import ContainerID, ContainerRef, CPUMoves, oldest_first
 from cpupool.manager import aligning, choosing, guard, planning
 from cpupool.manager.choosing import CPUsAwaited
-from cpupool.policies.base import Ask, Operation
+from cpupool.policies.base import ChoiceRequest, Operation
 from cpupool.policies.view import DEFAULT
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from cpupool.core.cgroups import FoundContainer
     from cpupool.core.grants import Grant, Grants
     from cpupool.core.workloads import Pod, RuntimeContainer
-    from cpupool.manager.choosing import Admission
+    from cpupool.manager.choosing import Choices
     from cpupool.manager.facts import NodeFacts
     from cpupool.manager.resolve import Resolution, Snapshot
     from cpupool.policies.view import NodeView
@@ -117,9 +117,9 @@ class _Resize:
             what = f"it has not left CPUs {leaving.cpus} of its last resize yet"
             raise ResizeRefused(what, "wait: the kubelet tries again")
         grows = self.count > len(self.has)
-        ask = self._aligned(self._more()) if grows else self._fewer()
-        chosen = facts.policy.choose(self.seen, ask)
-        choice = guard.checked(facts.pools.cpu_manager.policy, ask, chosen)
+        request = self._aligned(self._more()) if grows else self._fewer()
+        chosen = facts.policy.choose(self.seen, request)
+        choice = guard.checked(facts.pools.cpu_manager.policy, request, chosen)
         made = grants.replacing(
             self.grant.changing(self.name, choice.cpus, self._told(choice.cpus))
         )
@@ -134,11 +134,13 @@ class _Resize:
         why += f": CPUs {gained} come" if gained else f": CPUs {lost} go"
         return (*self.grant.reason(self.name)[-_TOLD:], Step("resize", why, cpus))
 
-    def _ask(self, available: CPUSet, has: CPUSet) -> Ask:
+    def _request(self, available: CPUSet, has: CPUSet) -> ChoiceRequest:
         resize = Operation.RESIZE
-        return Ask(POLICY_CPUS, self.count, available, has=has, pod=self.pod, operation=resize)
+        return ChoiceRequest(
+            POLICY_CPUS, self.count, available, has=has, pod=self.pod, operation=resize
+        )
 
-    def _fewer(self) -> Ask:
+    def _fewer(self) -> ChoiceRequest:
         """Return the request of a container that gives CPUs back.
 
         Raises:
@@ -146,14 +148,14 @@ class _Resize:
         """
         baseline = self.grant.baseline(self.name)
         if self.count >= len(baseline):
-            return self._ask(self.has - baseline, baseline)
+            return self._request(self.has - baseline, baseline)
         if self.pod.cpu_moves is CPUMoves.ANY:
-            return self._ask(self.has & baseline, CPUSet())
+            return self._request(self.has & baseline, CPUSet())
         what = f"it requests cpu {self.count}, and keeps the CPUs {baseline} with which it began"
         word = "annotate its pod with cpu-moves: any, if the application can leave them"
         raise ResizeRefused(what, word)
 
-    def _more(self) -> Ask:
+    def _more(self) -> ChoiceRequest:
         """Return the request of a container that gets more CPUs.
 
         Those that it is leaving come first, and those that its pod leaves to it, unless another
@@ -162,10 +164,10 @@ class _Resize:
         others = (each.cpus for name, each in self.grant.leaving.items() if name != self.name)
         idle = planning.reusable(self.pod, self.grant.parts, self.name) - CPUSet.union(others)
         usable = self.seen.cpus & self.seen.topology.online - self.has
-        ask = self._ask(choosing.available(self.facts, self.seen), self.has)
-        return replace(ask, reusable=(self.grant.in_force(self.name) | idle) & usable)
+        request = self._request(choosing.available(self.facts, self.seen), self.has)
+        return replace(request, reusable=(self.grant.in_force(self.name) | idle) & usable)
 
-    def _aligned(self, ask: Ask) -> Ask:
+    def _aligned(self, request: ChoiceRequest) -> ChoiceRequest:
         """Return the request with the NUMA nodes that the topology policy demands for it.
 
         Raises:
@@ -173,16 +175,16 @@ class _Resize:
         """
         facts, pod = self.facts, self.pod
         if aligning.topology_policy(facts, pod) is TopologyPolicy.NONE:
-            return ask
+            return request
         if pod.cgroup_uid not in facts.device_nodes:
             raise DevicesUnnamed
         part = aligning.part(facts, self.name)
         # With the scope pod, all containers lie on the same nodes.
-        has = self.grant.assigned if part == WHOLE_POD else ask.has
-        wide = replace(ask, count=ask.count + len(has - ask.has), has=has)
+        has = self.grant.assigned if part == WHOLE_POD else request.has
+        wide = replace(request, count=request.count + len(has - request.has), has=has)
         offers = aligning.of_devices(facts, pod, part) + aligning.of_plugins(facts, pod, part)
         near = aligning.aligned(facts, self.seen, pod, wide, offers)
-        return replace(ask, nodes=near.nodes, reusable=near.reusable)
+        return replace(request, nodes=near.nodes, reusable=near.reusable)
 
     def _check(self, made: Grants) -> None:
         """Check that the new CPUs leave some to share, and are none that an older pod waits for.
@@ -211,7 +213,7 @@ def answered(
     }
 
 
-def followed(facts: NodeFacts, pods: tuple[Pod, ...], before: Admission) -> Admission:
+def followed(facts: NodeFacts, pods: tuple[Pod, ...], before: Choices) -> Choices:
     """Return the decisions with the resizes that no agent has answered.
 
     The runtime has them from the kubelet, which resized while no agent was connected. One that does
@@ -227,11 +229,11 @@ def followed(facts: NodeFacts, pods: tuple[Pod, ...], before: Admission) -> Admi
 
 
 def _unanswered(facts: NodeFacts, grants: Grants) -> Iterator[tuple[ContainerRef, int]]:
-    asked: defaultdict[ContainerRef, set[int]] = defaultdict(set)
+    requested: defaultdict[ContainerRef, set[int]] = defaultdict(set)
     for sighted in facts.sighted.values():
         if sighted.owns:
-            asked[ContainerRef(sighted.pod, sighted.name)].add(sighted.owns)
-    for ref, counts in asked.items():
+            requested[ContainerRef(sighted.pod, sighted.name)].add(sighted.owns)
+    for ref, counts in requested.items():
         grant = grants.chosen.get(ref.pod)
         # A container that starts again may be known twice for a moment.
         if grant and len(counts) == 1 and _resizable(grant, ref.name):
@@ -289,22 +291,29 @@ def own_cpus(now: Snapshot, runs: Mapping[ContainerRef, CPUSet]) -> Mapping[Cont
     facts, resolution = now
     if not facts.policy.resizes:
         return {}
-    most_s, online = facts.pools.cpu_manager.max_notice_s, resolution.online
+    online = resolution.online
     found: dict[ContainerRef, OwnCPUs] = {}
     for uid, grant in resolution.view.chosen.items():
         pod = resolution.pods.get(uid)
-        notice_s = most_s if pod is None or pod.notice_s is None else min(pod.notice_s, most_s)
-        for name in grant.parts if pod else ():
+        if pod is None:
+            continue
+        for name in grant.parts:
             ref, in_force = ContainerRef(uid, name), grant.in_force(name)
             found[ref] = OwnCPUs(
                 grant.parts[name],
                 in_force & online,
                 grant.baseline(name),
                 in_force - grant.parts[name],
-                notice_s,
+                notice_s(facts, pod),
                 settled=runs.get(ref, in_force) & online == in_force & online,
             )
     return found
+
+
+def notice_s(facts: NodeFacts, pod: Pod) -> int:
+    """Return how long the containers of a pod may stay on CPUs that they lose."""
+    most_s = facts.pools.cpu_manager.max_notice_s
+    return most_s if pod.notice_s is None else min(pod.notice_s, most_s)
 
 
 def runs_on(

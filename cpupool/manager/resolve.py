@@ -15,7 +15,7 @@ Theory of operation. Each step is a function of the values before it:
 A node may have hundreds of containers, while most changes concern one pod. So `resolve` takes the
 earlier decisions, and repeats a placement only if a part has changed on which it depends. The
 result without earlier decisions is equal. Two more shortcuts serve requests of the container
-runtime: `promised` adds the answers of Allocate, and `owners_stay` says that the grants are as
+runtime: `promised` adds the responses to Allocate, and `owners_stay` says that the grants are as
 before.
 """
 
@@ -31,7 +31,7 @@ from cpupool.core.grants import WHOLE_POD, PodOwner
 from cpupool.core.names import KUBELET_CPUS
 from cpupool.core.workloads import ContainerRef
 from cpupool.manager import choosing, ownership, placing, served_requests, sightings
-from cpupool.manager.choosing import Admission
+from cpupool.manager.choosing import Choices
 from cpupool.manager.placing import Inputs, Reads, Unchanged
 from cpupool.policies.view import BEST_EFFORT, DEFAULT
 
@@ -138,12 +138,12 @@ class Resolution:
         """
         if self.view.kubelet_places:
             return self.view.default
-        asked = {resource for container in pod.containers for resource in container.requests}
+        requested = {resource for container in pod.containers for resource in container.requests}
         room = CPUSet.union(
             (
                 self.view.default.default,
                 *(grant.cpus for grant in self.grants.of(PodOwner(pod.cgroup_uid)).values()),
-                *(cpus for pool, cpus in self.shared.items() if pool in asked),
+                *(cpus for pool, cpus in self.shared.items() if pool in requested),
                 *(
                     placed.assignment.cpus
                     for (uid, _), placed in self.containers.items()
@@ -179,7 +179,7 @@ class Reader(Protocol):
 
 
 def promised(facts: NodeFacts, before: Resolution, promises: Iterable[Promise]) -> Resolution:
-    """Return a resolution with more answers of Allocate among the grants.
+    """Return a resolution with more responses to Allocate among the grants.
 
     The pod of an answer is not known yet. So the placement of containers changes only where a
     shared set is empty without the answered CPUs, and others stand in for it.
@@ -189,21 +189,21 @@ def promised(facts: NodeFacts, before: Resolution, promises: Iterable[Promise]) 
     taken = facts.topology.with_siblings(grants.cpus - view.grants.cpus)
     if all(map(taken.isdisjoint, view.extents.values())):
         return replace(before, view=replace(view, grants=grants))
-    return resolve(facts, view.pods, replace(Admission.of(view), grants=grants))
+    return resolve(facts, view.pods, replace(Choices.of(view), grants=grants))
 
 
 def resolve(
-    facts: NodeFacts, pods: tuple[Pod, ...], admission: Admission, before: Snapshot | None = None
+    facts: NodeFacts, pods: tuple[Pod, ...], choices: Choices, before: Snapshot | None = None
 ) -> Resolution:
     """Place every container by the policy for its request.
 
     Args:
         facts: the facts now.
         pods: all pods of the node.
-        admission: the owners of CPUs, and the pods that the CPU manager policy refuses.
+        choices: the owners of CPUs, and the pods that the CPU manager policy refuses.
         before: earlier decisions; a placement stays while the facts on which it depends are equal.
     """
-    view = choosing.view(facts, pods, admission.grants, admission)
+    view = choosing.view(facts, pods, choices.grants, choices)
     inputs = Inputs(facts, view, before.resolution.inputs if before else None)
     unchanged = Unchanged(before.resolution.inputs if before else None, inputs)
     earlier = before.resolution.containers if before else {}
@@ -271,6 +271,6 @@ def _lacking(facts: NodeFacts, pods: Iterable[Pod]) -> Iterator[tuple[ContainerR
             request = served_requests.of_container(node, by_pool, pod, container)
             if not request:
                 continue
-            asked = request.amounts.keys() - never
-            if asked - {pool for pool, grant in by_pool.items() if not grant.hint}:
-                yield ref, asked <= by_pool.keys()
+            requested = request.amounts.keys() - never
+            if requested - {pool for pool, allocated in by_pool.items() if not allocated.hint}:
+                yield ref, requested <= by_pool.keys()

@@ -140,26 +140,26 @@ def of_container(node: Served, devices: Devices, pod: Pod, container: Container)
         pod: the pod.
         container: the container.
     """
-    asked, whole = container.requests, _whole_cpus(devices, container)
-    if not asked and not whole:
+    requested, whole = container.requests, _whole_cpus(devices, container)
+    if not requested and not whole:
         return NO_REQUEST
     if node.pools.cpu_manager.chooses and whole and outside_pools(container):
         return _of_kubelet(node, devices, pod, container)
-    if ENABLE_SHARED_CPUS not in asked and not whole:
-        return CPURequest(asked)
-    enabled = ENABLE_SHARED_CPUS in asked and (
+    if ENABLE_SHARED_CPUS not in requested and not whole:
+        return CPURequest(requested)
+    enabled = ENABLE_SHARED_CPUS in requested and (
         node.pools.mixed is not None or ENABLE_SHARED_CPUS in devices
     )
-    exclusive = CPURequest(asked).exclusive
+    exclusive = CPURequest(requested).exclusive
     if not exclusive and container.kind is not ContainerKind.INIT:
         # For a pod that is not listed yet, only its annotations are known.
         unlisted = enabled and pod.qos is None
-        if unlisted or (whole and (enabled or (asked and node.owns))):
-            return CPURequest({**asked, KUBELET_CPUS: whole})
+        if unlisted or (whole and (enabled or (requested and node.owns))):
+            return CPURequest({**requested, KUBELET_CPUS: whole})
     if enabled and exclusive:
-        return CPURequest(asked)
+        return CPURequest(requested)
     return CPURequest(
-        {resource: n for resource, n in asked.items() if resource != ENABLE_SHARED_CPUS}
+        {resource: n for resource, n in requested.items() if resource != ENABLE_SHARED_CPUS}
     )
 
 

@@ -2,9 +2,6 @@
 
 The runtime knows a container before its pod reports it, and pods that the API server has not listed
 yet. The agent uses its facts only until it knows better ones.
-
-The devices that a container's annotation names are a hint (ADR 0018): a pod's author may have
-written the annotation, and the kubelet's records correct it.
 """
 
 from __future__ import annotations
@@ -13,18 +10,15 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from cpupool.core.devices import AllocatedDevices
-from cpupool.core.workloads import Container, ContainerID, ContainerRef, Pod, PodUID
-from cpupool.manager import mirror_pods, promises
+from cpupool.core.workloads import Container, ContainerID, Pod, PodUID
+from cpupool.manager import believed_annotations, mirror_pods
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from cpupool.core.devices import DeviceAssignments
     from cpupool.core.requests import Resource
     from cpupool.core.workloads import RuntimeContainer
     from cpupool.manager.facts import NodeFacts
-    from cpupool.manager.promises import Promise
 
 
 def present(facts: NodeFacts) -> tuple[Pod, ...]:
@@ -40,7 +34,9 @@ def present(facts: NodeFacts) -> tuple[Pod, ...]:
             unlisted[container.pod].append(container)
     requests: defaultdict[str, dict[str, Mapping[Resource, int]]] = defaultdict(dict)
     for ref, held in facts.devices.items() if unlisted else ():
-        requests[ref.pod][ref.name] = {resource: len(grant.ids) for resource, grant in held.items()}
+        requests[ref.pod][ref.name] = {
+            resource: len(allocated.ids) for resource, allocated in held.items()
+        }
     return (
         *listed,
         *(_unlisted_pod(containers, requests[pod]) for pod, containers in unlisted.items()),
@@ -85,115 +81,18 @@ def added(
 
 
 def joined(facts: NodeFacts) -> NodeFacts:
-    """Return the facts with the devices of present pods; a hint must match the pod's spec."""
+    """Return the facts with the devices of present pods, also those of believed annotations."""
     listed = facts.pods or ()
     static = mirror_pods.identities(listed, facts.sighted.values(), facts.static)
     if static != facts.static:
         facts = replace(facts, static=static)
     pods = {pod.cgroup_uid: pod for pod in present(facts) if not pod.finished}
-    known = {
-        ref: {
-            resource: grant
-            for resource, grant in held.items()
-            if not grant.hint or _asks(pods[ref.pod], ref.name, resource, grant.ids)
-        }
-        for ref, held in facts.devices.items()
-        if ref.pod in pods
-    }
     nodes = {uid: nodes for uid, nodes in facts.device_nodes.items() if uid in pods}
-    devices = _with_hints(facts, pods, known)
+    devices = believed_annotations.devices(facts, pods)
     if devices == facts.devices and nodes == facts.device_nodes:
         # Later comparisons are then of the same objects.
         return facts
     return replace(facts, devices=devices, device_nodes=nodes)
-
-
-def corrected(known: DeviceAssignments, found: DeviceAssignments) -> DeviceAssignments:
-    """Return the known devices without the hints that the kubelet's records contradict.
-
-    Args:
-        known: the known devices of containers.
-        found: the kubelet's records.
-    """
-
-    def refuted(ref: ContainerRef, resource: Resource, grant: AllocatedDevices) -> bool:
-        if ref in found and resource not in found[ref]:
-            return True
-        return any(
-            other.pod != ref.pod
-            and resource in held
-            and not held[resource].ids.isdisjoint(grant.ids)
-            for other, held in found.items()
-        )
-
-    return {
-        ref: {
-            resource: grant
-            for resource, grant in held.items()
-            if not (grant.hint and refuted(ref, resource, grant))
-        }
-        for ref, held in known.items()
-    }
-
-
-def merged(
-    known: DeviceAssignments, found: DeviceAssignments, promised: Iterable[Promise]
-) -> DeviceAssignments:
-    """Return the known devices with the kubelet's records, and without contradicted hints.
-
-    Args:
-        known: the known devices of containers.
-        found: the kubelet's records, which do not have the CPUs that Allocate announced.
-        promised: the answers of Allocate, which have them.
-    """
-    joined = dict(corrected(known, found))
-    for ref, by_pool in found.items():
-        before = joined.get(ref, {})
-        joined[ref] = {
-            **before,
-            **{
-                pool: with_announced(before.get(pool), promises.as_announced(promised, pool, grant))
-                for pool, grant in by_pool.items()
-            },
-        }
-    return joined
-
-
-def _with_hints(
-    facts: NodeFacts, pods: Mapping[str, Pod], known: DeviceAssignments
-) -> DeviceAssignments:
-    """Add the devices that annotations name, where none are known and Allocate gave them.
-
-    Listed pods come before pods that only the runtime reports.
-    """
-    found = dict(known)
-    annotated = (
-        container
-        for container in facts.sighted.values()
-        if container.devices and container.pod in pods
-    )
-    for container in sorted(annotated, key=lambda container: pods[container.pod].qos is None):
-        ref = ContainerRef(container.pod, container.name)
-        for resource, ids in container.devices.items():
-            held = found.get(ref, {})
-            if resource in held or not _asks(pods[container.pod], container.name, resource, ids):
-                continue
-            if promises.gave(facts.promises, found, container.pod, resource, ids):
-                cpus = promises.announced(facts.promises, resource, ids)
-                grant = AllocatedDevices(ids, cpus, hint=True)
-                found[ref] = {**held, resource: grant}
-    return found
-
-
-def _asks(pod: Pod, container: str, resource: Resource, ids: frozenset[str]) -> bool:
-    return _named(pod, container).requests.get(resource) == len(ids)
-
-
-def with_announced(known: AllocatedDevices | None, grant: AllocatedDevices) -> AllocatedDevices:
-    """Return the kubelet's record of devices with the CPUs that Allocate announced for them."""
-    if known is None or known.ids != grant.ids:
-        return grant
-    return replace(grant, announced=known.announced | grant.announced)
 
 
 def _named(pod: Pod, name: str) -> Container:
@@ -211,12 +110,14 @@ def _unlisted_pod(
     requests = {**held}
     for container in sighted:
         if container.name:
-            asked = {resource: len(ids) for resource, ids in container.devices.items()}
-            requests[container.name] = {**requests.get(container.name, {}), **asked}
+            requested = {resource: len(ids) for resource, ids in container.devices.items()}
+            requests[container.name] = {**requests.get(container.name, {}), **requested}
     return Pod(
         uid=PodUID(first.pod),
         namespace=first.namespace,
         name=first.pod_name,
         qos=None,
-        containers=tuple(Container(name, requests=asked) for name, asked in requests.items()),
+        containers=tuple(
+            Container(name, requests=requested) for name, requested in requests.items()
+        ),
     )

@@ -130,8 +130,8 @@ class PolicyUsage:
 
 
 @dataclass(frozen=True, slots=True)
-class Decisions:
-    """Decisions of the CPU manager policy, in numbers.
+class ChoiceCounts:
+    """The numbers of choices and refusals of the CPU manager policy.
 
     Attributes:
         given: containers that got CPUs of their own.
@@ -184,7 +184,7 @@ def _irregular(view: NodeView) -> dict[str, int]:
     return {name: found.count(name) for name in policy.owner_classes}
 
 
-def decisions(before: NodeView | None, after: NodeView) -> Decisions:
+def choice_counts(before: NodeView | None, after: NodeView) -> ChoiceCounts:
     """Count the CPU manager policy's decisions between two views; `before` is None at the start.
 
     As in the kubelet, the numbers by core and by NUMA node are 0 unless the configuration promises
@@ -205,7 +205,7 @@ def decisions(before: NodeView | None, after: NodeView) -> Decisions:
         if before is None or uid not in before.refused
     ]
     apart = sum(isinstance(error, TopologyAffinityError) for error in refused)
-    return Decisions(
+    return ChoiceCounts(
         len(given),
         len(refused),
         {

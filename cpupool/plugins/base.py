@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from cpupool.core.cpu_manager import TopologyHint
-    from cpupool.core.plugin_facts import Answers
+    from cpupool.core.plugin_facts import AnswerParts
     from cpupool.core.workloads import ContainerRef
     from cpupool.plugins.service import Device
     from cpupool.plugins.state import PluginState
@@ -77,7 +77,7 @@ class Plugin(Protocol):
         """
         ...
 
-    def answers(self, state: PluginState, container: ContainerRef) -> Answers:
+    def answers(self, state: PluginState, container: ContainerRef) -> AnswerParts:
         """Return the present answers of a container; empty for one without an answer."""
         ...
 

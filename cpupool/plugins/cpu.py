@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from cpupool.core.cpu_manager import TopologyHint
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import PlacementError
-from cpupool.core.plugin_facts import Answer
+from cpupool.core.plugin_facts import AnswerPart
 from cpupool.core.pools import MILLI_PER_CPU
 from cpupool.core.properties import CPUSET_CPUS
 from cpupool.core.resources import CPU
@@ -33,7 +33,7 @@ from cpupool.policies.qrm.questions import ContainerRole, PluginOptions
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from cpupool.core.plugin_facts import Answers
+    from cpupool.core.plugin_facts import AnswerParts
     from cpupool.core.workloads import ContainerRef
     from cpupool.plugins.binding_hints import Binding
     from cpupool.plugins.config import PluginConfig, PoolSize
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from cpupool.policies.layout import Layout
     from cpupool.policies.qrm.questions import Question
 
-_NOTHING: Final = Answer()
+_NOTHING: Final = AnswerPart()
 
 
 class PoolsRunEmpty(PlacementError):
@@ -147,14 +147,14 @@ class CPUPlugin:
             raise PoolsRunEmpty(ceil(answer.quantity), len(pools), fewest, left)
         return self.settled(after)
 
-    def answers(self, state: PluginState, container: ContainerRef) -> Answers:
+    def answers(self, state: PluginState, container: ContainerRef) -> AnswerParts:
         """Return the CPUs that a container has now."""
         held = state.held[container]
         if held.answer.value:
             return {CPU: self._running(held.answer)}
         if placed(self.config, held.question).owns:
             main = state.main_of(container.pod)
-            return {CPU: self._running(main) if main else Answer(annotations=self._marks)}
+            return {CPU: self._running(main) if main else AnswerPart(annotations=self._marks)}
         pool = pool_of(self.config, state, held)
         cpus = state.pools.get(pool.name, CPUSet()) if pool else CPUSet()
         return {CPU: replace(_cpus(cpus), hints=held.answer.hints)} if cpus else {}
@@ -198,11 +198,11 @@ class CPUPlugin:
     def _marks(self) -> Mapping[str, str]:
         return {self.mark: "true"}
 
-    def _exclusive(self, cpus: CPUSet) -> Answer:
+    def _exclusive(self, cpus: CPUSet) -> AnswerPart:
         by_node = {node: len(found) for node, found in self.layout.free(Level.NODE, cpus).items()}
         return replace(_cpus(cpus), annotations=self._marks, by_node=by_node)
 
-    def _running(self, answer: Answer) -> Answer:
+    def _running(self, answer: AnswerPart) -> AnswerPart:
         """Return an answer for the CPUs that are online; all of them if none is."""
         cpus = CPUSet.parse(answer.value)
         online = cpus & self.layout.cpus
@@ -253,7 +253,7 @@ class CPUPlugin:
         offers = self._offers(state, question, binding)
         return min(offers, key=lambda offer: not offer.preferred).nodes or frozenset()
 
-    def _in_pool(self, state: PluginState, question: Question, nodes: frozenset[int]) -> Answer:
+    def _in_pool(self, state: PluginState, question: Question, nodes: frozenset[int]) -> AnswerPart:
         """Return that a container is in the pool of a NUMA node.
 
         Raises:
@@ -299,5 +299,5 @@ def _own(held: ServedContainer) -> CPUSet:
     return CPUSet.parse_or_empty(held.answer.value)
 
 
-def _cpus(cpus: CPUSet) -> Answer:
-    return Answer(CPUSET_CPUS, str(cpus), float(len(cpus)), scalar=True)
+def _cpus(cpus: CPUSet) -> AnswerPart:
+    return AnswerPart(CPUSET_CPUS, str(cpus), float(len(cpus)), scalar=True)

@@ -89,7 +89,7 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class NextSize:
     """A pool's next size, with the inputs behind it.
 
     Attributes:
@@ -128,7 +128,7 @@ def decide(
     memories: Mapping[str, Memory],
     total: int,
     now_s: float,
-) -> dict[str, Decision]:
+) -> dict[str, NextSize]:
     """Return the next size of each pool; together at most `total`, if they are so now.
 
     Where not even the floors fit, every pool keeps its size.
@@ -165,7 +165,7 @@ def decide(
         size = now.size if regulator.size is None else regulator.size
         free -= size - now.size
         memory = replace(memory, regulator=regulator)
-        decisions[name] = Decision(now, needed, shares[name], size, memory)
+        decisions[name] = NextSize(now, needed, shares[name], size, memory)
     return {name: decisions[name] for name in pools}
 
 
@@ -220,10 +220,10 @@ def _shares(needs: Sizes, pools: Mapping[str, PoolNow], total: int) -> Sizes:
     left = total - sum(floors.values())
     if left < 0:
         return {name: now.size for name, now in pools.items()}
-    wishes = {name: more for name in needs if (more := needs[name] - floors[name])}
-    return {name: floors[name] + more for name, more in _parts(wishes, left, needs).items()}
+    beyond = {name: more for name in needs if (more := needs[name] - floors[name])}
+    return {name: floors[name] + more for name, more in _parts(beyond, left, needs).items()}
 
 
-def _parts(wishes: Sizes, left: int, names: Sizes) -> Sizes:
-    """Return a part of `left` for each name, in proportion to its wish."""
-    return {**dict.fromkeys(names, 0), **(normalized(wishes, left) or {})}
+def _parts(beyond: Sizes, left: int, names: Sizes) -> Sizes:
+    """Return a part of `left` for each name, in proportion to its part of `beyond`."""
+    return {**dict.fromkeys(names, 0), **(normalized(beyond, left) or {})}

@@ -11,7 +11,7 @@ from math import ceil
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cpupool.core.names import STATIC_POD_HASH
-from cpupool.core.plugin_facts import Answer
+from cpupool.core.plugin_facts import AnswerPart
 from cpupool.plugins.config import PoolSize, pool_on_node
 from cpupool.plugins.placing import placed
 from cpupool.plugins.state import ServedContainer
@@ -67,9 +67,9 @@ def requests(config: PluginConfig, state: PluginState) -> Mapping[PoolRef, Mappi
     return found
 
 
-def joined(question: Question, node: int) -> Answer:
+def joined(question: Question, node: int) -> AnswerPart:
     """Return the answer to remember for a container in the pool of a NUMA node."""
-    return Answer(quantity=question.quantity, by_node={node: ceil(question.quantity)})
+    return AnswerPart(quantity=question.quantity, by_node={node: ceil(question.quantity)})
 
 
 def needed(config: PluginConfig, state: PluginState, question: Question, ref: PoolRef) -> int:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from cpupool.core.cpu_manager import TopologyHint
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.plugin_facts import Answer
+from cpupool.core.plugin_facts import AnswerPart
 from cpupool.core.properties import CPUSET_MEMS
 from cpupool.core.resources import MEMORY
 from cpupool.plugins.base import Amount, Stock
@@ -26,7 +26,7 @@ from cpupool.policies.qrm.questions import ContainerRole, PluginOptions
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from cpupool.core.plugin_facts import Answers
+    from cpupool.core.plugin_facts import AnswerParts
     from cpupool.core.workloads import ContainerRef
     from cpupool.plugins.config import PluginConfig
     from cpupool.plugins.service import Device
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from cpupool.policies.layout import Layout
     from cpupool.policies.qrm.questions import Question
 
-_NOTHING: Final = Answer()
+_NOTHING: Final = AnswerPart()
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class MemoryPlugin:
         )
         return state.holding(ServedContainer(question, answer))
 
-    def answers(self, state: PluginState, container: ContainerRef) -> Answers:
+    def answers(self, state: PluginState, container: ContainerRef) -> AnswerParts:
         """Return the NUMA nodes that a container has now.
 
         A container that is not bound has the nodes of no bound one, or all.
@@ -178,5 +178,5 @@ def _filled(free: Mapping[int, int], wanted: int) -> Mapping[int, int]:
     return taken
 
 
-def _on(nodes: Iterable[int], bytes_: float) -> Answer:
-    return Answer(CPUSET_MEMS, str(CPUSet(nodes)), float(bytes_), scalar=True)
+def _on(nodes: Iterable[int], bytes_: float) -> AnswerPart:
+    return AnswerPart(CPUSET_MEMS, str(CPUSet(nodes)), float(bytes_), scalar=True)

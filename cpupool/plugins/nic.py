@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Final
 from cpupool.core.cpu_manager import TopologyHint
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import PlacementError
-from cpupool.core.plugin_facts import Answer
+from cpupool.core.plugin_facts import AnswerPart
 from cpupool.plugins.base import Amount, Stock
-from cpupool.plugins.placing import BadRequest, network_wishes
+from cpupool.plugins.placing import BadRequest, network_enhancement
 from cpupool.plugins.service import Device
 from cpupool.plugins.state import ServedContainer
 from cpupool.policies.qrm.katalyst import NIC_NAME
@@ -24,7 +24,7 @@ from cpupool.policies.qrm.questions import ContainerRole, PluginOptions
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from cpupool.core.plugin_facts import Answers
+    from cpupool.core.plugin_facts import AnswerParts
     from cpupool.core.workloads import ContainerRef
     from cpupool.plugins.nics import NIC
     from cpupool.plugins.state import PluginState
@@ -105,9 +105,9 @@ class NICPlugin:
         if has is not None and has.question.quantity >= question.quantity:
             return has.answer.hints
         near = {self._near(nic) for nic in self._usable(state, question)}
-        wishes = network_wishes(question)
+        enhancement = network_enhancement(question)
         found = [TopologyHint(nodes, preferred=True) for nodes in sorted(near, key=sorted)]
-        if self.nodes not in near and not wishes.restricted:
+        if self.nodes not in near and not enhancement.restricted:
             found.append(TopologyHint(self.nodes, preferred=False))
         return tuple(found)
 
@@ -131,14 +131,18 @@ class NICPlugin:
         ]
         if not near:
             raise NoNIC(f"no NIC that it can use is near NUMA nodes {sorted(nodes)}")
-        wishes = network_wishes(question)
+        enhancement = network_enhancement(question)
         best = min(
             near,
-            key=lambda nic: (not wishes.prefers(nic), -self._left(state, question, nic), nic.key),
+            key=lambda nic: (
+                not enhancement.prefers(nic),
+                -self._left(state, question, nic),
+                nic.key,
+            ),
         )
         return state.holding(ServedContainer(question, self._answer(best, question)))
 
-    def answers(self, state: PluginState, container: ContainerRef) -> Answers:
+    def answers(self, state: PluginState, container: ContainerRef) -> AnswerParts:
         """Return the NIC that a container has."""
         held = state.held[container]
         return {held.question.resource: held.answer}
@@ -168,15 +172,15 @@ class NICPlugin:
         Raises:
             NoNIC: there is none.
         """
-        wishes = network_wishes(question)
+        enhancement = network_enhancement(question)
         healthy = [nic for nic in self.nics if nic.healthy]
         if not healthy:
             raise NoNIC(f"none of {len(self.nics)} NICs is healthy")
-        allowed = [nic for nic in healthy if wishes.allows(nic)]
-        asked = question.quantity if question.resource == BANDWIDTH else 0
-        found = [nic for nic in allowed if self._left(state, question, nic) >= asked]
+        allowed = [nic for nic in healthy if enhancement.allows(nic)]
+        requested = question.quantity if question.resource == BANDWIDTH else 0
+        found = [nic for nic in allowed if self._left(state, question, nic) >= requested]
         if not found:
-            words = f"none of {len(allowed)} NICs has {asked:g} Mbit/s left"
+            words = f"none of {len(allowed)} NICs has {requested:g} Mbit/s left"
             raise NoNIC(words if allowed else "no NIC is in the network namespace that it wants")
         return found
 
@@ -191,7 +195,7 @@ class NICPlugin:
         )
         return _usable(nic) - sum(taken)
 
-    def _answer(self, nic: NIC, question: Question) -> Answer:
+    def _answer(self, nic: NIC, question: Question) -> AnswerPart:
         near = self._near(nic)
         asks = question.resource == BANDWIDTH
         env = {_IPV6: nic.ipv6, _IPV4: nic.ipv4}
@@ -204,7 +208,7 @@ class NICPlugin:
         }
         if asks:
             annotations[f"{_KATALYST}net_bandwidth"] = f"{question.quantity:.0f}"
-        return Answer(
+        return AnswerPart(
             value=str(CPUSet(near)) if asks else "",
             quantity=question.quantity if asks else 0.0,
             scalar=asks,
@@ -237,7 +241,7 @@ def _usable(nic: NIC) -> int:
     return int(nic.speed_mbits * _USABLE)
 
 
-def _key(answer: Answer) -> tuple[str, str]:
+def _key(answer: AnswerPart) -> tuple[str, str]:
     return answer.annotations.get(_NETNS_PATH, ""), answer.annotations[NIC_NAME]
 
 

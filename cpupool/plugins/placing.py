@@ -82,7 +82,7 @@ def placing(config: PluginConfig, question: Question) -> Placing:
     role = config.roles.get(question.pod_role)
     if role is not None:
         return _of_role(question.pod_role, role)
-    wishes = _wishes(question.annotations, (katalyst.MEMORY, katalyst.CPU))
+    enhancements = _enhancements(question.annotations, (katalyst.MEMORY, katalyst.CPU))
     for found in katalyst.unknown_level(question.annotations):
         raise _unknown(found)
     level = next(
@@ -90,12 +90,12 @@ def placing(config: PluginConfig, question: Question) -> Placing:
         QoSLevel.SHARED,
     )
     if level is QoSLevel.DEDICATED:
-        return _dedicated(question.pod_role, wishes)
-    named = wishes.get("cpuset_pool", "")
+        return _dedicated(question.pod_role, enhancements)
+    named = enhancements.get("cpuset_pool", "")
     if named and named not in config.pools:
         raise BadRequest(f"there is no pool {named[:63]!r}", "add it to the plugins' file")
     usual = _DEFAULT_POOLS.get(level, "")
-    if level is QoSLevel.SHARED and wishes.get("numa_binding") == _TRUE:
+    if level is QoSLevel.SHARED and enhancements.get("numa_binding") == _TRUE:
         return Placing(named or usual, Binding())
     if level is QoSLevel.RECLAIMED and usual not in config.pools:
         raise BadRequest(f"there is no pool {usual!r}", "add it to the plugins' file")
@@ -103,11 +103,12 @@ def placing(config: PluginConfig, question: Question) -> Placing:
 
 
 @dataclass(frozen=True, slots=True)
-class NetworkWishes:
-    """The NICs that a pod wants.
+class NetworkEnhancement:
+    """The NICs that a pod requests.
 
     Attributes:
-        of_host: whether it wants one in the host's network namespace, or elsewhere; None for any.
+        of_host: whether it requests one in the host's network namespace, or elsewhere; None for
+            any.
         strict: whether no other one serves it.
         restricted: whether only a NIC near its NUMA nodes serves it.
     """
@@ -117,7 +118,7 @@ class NetworkWishes:
     restricted: bool = False
 
     def prefers(self, nic: NIC) -> bool:
-        """Return whether a NIC is in the namespace that the pod wants."""
+        """Return whether a NIC is in the namespace that the pod requests."""
         return self.of_host is None or self.of_host is not bool(nic.netns)
 
     def allows(self, nic: NIC) -> bool:
@@ -125,19 +126,19 @@ class NetworkWishes:
         return self.prefers(nic) or not self.strict
 
 
-def network_wishes(question: Question) -> NetworkWishes:
-    """Return which NICs a pod wants, by Katalyst's annotations.
+def network_enhancement(question: Question) -> NetworkEnhancement:
+    """Return which NICs a pod requests, by Katalyst's annotations.
 
     Raises:
         BadRequest: they cannot be read.
     """
-    wishes = _wishes(question.annotations, (katalyst.NETWORK,))
-    namespace = wishes.get("namespace_type", "")
+    enhancements = _enhancements(question.annotations, (katalyst.NETWORK,))
+    namespace = enhancements.get("namespace_type", "")
     kind = namespace.removesuffix("_preferred")
-    return NetworkWishes(
+    return NetworkEnhancement(
         {"host_ns": True, "anti_host_ns": False}.get(kind),
         namespace == kind,
-        wishes.get("topology_affinity_restricted") == _TRUE,
+        enhancements.get("topology_affinity_restricted") == _TRUE,
     )
 
 
@@ -180,12 +181,12 @@ def _of_role(name: str, role: Role) -> Placing:
     return Placing("", Binding(exclusive=alone), role.neighbours, name)
 
 
-def _dedicated(role: str, wishes: Mapping[str, str]) -> Placing:
-    if wishes.get("numa_binding") != _TRUE:
+def _dedicated(role: str, enhancements: Mapping[str, str]) -> Placing:
+    if enhancements.get("numa_binding") != _TRUE:
         remedy = "add numa_binding to katalyst.kubewharf.io/memory_enhancement"
         raise BadRequest("dedicated_cores without numa_binding are not supported", remedy)
-    exclusive = wishes.get("numa_exclusive") == _TRUE
-    count, nodes = wishes.get("numa_number", "0"), wishes.get("numa_ids", "")
+    exclusive = enhancements.get("numa_exclusive") == _TRUE
+    count, nodes = enhancements.get("numa_number", "0"), enhancements.get("numa_ids", "")
     if not (count.isascii() and count.isdecimal() and len(count) < 5):
         raise BadRequest(f"numa_number is {count[:63]!r}", "write how many NUMA nodes, as 2")
     if nodes and not CPUSet.parse_or_empty(nodes):
@@ -194,16 +195,16 @@ def _dedicated(role: str, wishes: Mapping[str, str]) -> Placing:
         exclusive,
         frozenset(CPUSet.parse_or_empty(nodes)),
         int(count),
-        wishes.get("align_by_socket") == _TRUE,
-        wishes.get("distribute_evenly_across_numa") == _TRUE,
-        wishes.get("full_pcpus_pairing") == _TRUE,
+        enhancements.get("align_by_socket") == _TRUE,
+        enhancements.get("distribute_evenly_across_numa") == _TRUE,
+        enhancements.get("full_pcpus_pairing") == _TRUE,
     )
-    shares = wishes.get("numa_share") != "false"
+    shares = enhancements.get("numa_share") != "false"
     usual = Neighbours.ANY if shares else Neighbours.SAME_ROLE
     return Placing("", binding, Neighbours.NONE if exclusive else usual, role)
 
 
-def _wishes(annotations: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
+def _enhancements(annotations: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
     """Return the keys of some of Katalyst's enhancements and its annotations, without its domain.
 
     Raises:
@@ -219,7 +220,7 @@ def _wishes(annotations: Mapping[str, str], names: Iterable[str]) -> dict[str, s
         if not unknown.is_key or nearest(unknown.key, unknown.known):
             raise _unknown(unknown)
     for name in names:
-        found |= katalyst.wishes(annotations, name) or {}
+        found |= katalyst.enhancement(annotations, name) or {}
     return found
 
 

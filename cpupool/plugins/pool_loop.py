@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from cpupool.plugins.base import Plugin
     from cpupool.plugins.config import PoolSize
     from cpupool.plugins.headroom import Headroom
-    from cpupool.plugins.load_sizing import Decision
+    from cpupool.plugins.load_sizing import NextSize
     from cpupool.plugins.state import PluginState
 
 log = logs.get(__name__)
@@ -137,7 +137,7 @@ def _of_headroom(headroom: Headroom) -> dict[str, Any]:
     return {"why": str(headroom), **asdict(headroom)}
 
 
-def _why(size: PoolSize, decision: Decision | None) -> dict[str, Any]:
+def _why(size: PoolSize, decision: NextSize | None) -> dict[str, Any]:
     """Return why a pool has so many CPUs: a sentence, and its numbers if it follows the load."""
     if size.at_least is None:
         if size.node is not None:

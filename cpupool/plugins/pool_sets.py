@@ -49,11 +49,11 @@ def sized(pools: Mapping[str, PoolSize], total: int, now: Mapping[str, int]) -> 
     return {name: sizes[name] for name in pools}
 
 
-def _shrunk(wishes: Sizes, floors: Sizes, total: int) -> Sizes:
+def _shrunk(needs: Sizes, floors: Sizes, total: int) -> Sizes:
     """Return a share in proportion for each pool, but for those which would fall below a floor."""
-    sizes = proportional(wishes, total)
+    sizes = proportional(needs, total)
     low = {name: floor for name, floor in floors.items() if sizes.get(name, floor) < floor}
-    others = {name: wish for name, wish in wishes.items() if name not in low}
+    others = {name: need for name, need in needs.items() if name not in low}
     if not low or sum(low.values()) + len(others) > total:
         return sizes
     return {**low, **_shrunk(others, floors, total - sum(low.values()))}

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from cpupool.core.cpu_time import CPUTime, CPUUse
     from cpupool.plugins.cpu import CPUPlugin
     from cpupool.plugins.headroom import Headroom
-    from cpupool.plugins.load_sizing import Decision
+    from cpupool.plugins.load_sizing import NextSize
     from cpupool.plugins.state import PluginState
 
     _Requests = Mapping[str, Mapping[str, float]]
@@ -47,7 +47,7 @@ class PoolSizer:
     last: tuple[float, CPUTime] | None = None
     runs_since_s: Mapping[str, float] = field(default_factory=dict)
     memories: Mapping[str, Memory] = field(default_factory=dict)
-    decisions: Mapping[str, Decision] = field(default_factory=dict)
+    decisions: Mapping[str, NextSize] = field(default_factory=dict)
     headroom: Headroom | None = None
 
     def after(

@@ -31,33 +31,33 @@ class Fitted(NamedTuple):
     throttled: bool
 
 
-def normalized(wishes: Mapping[str, int], total: int) -> Sizes | None:
-    """Return sizes in proportion to the wishes that are `total` together; None if none are.
+def normalized(needs: Mapping[str, int], total: int) -> Sizes | None:
+    """Return sizes in proportion to the needs that are `total` together; None if none are.
 
     Each pool has a CPU at least, so there are none for fewer CPUs than pools.
     """
-    sum_ = sum(wishes.values())
+    sum_ = sum(needs.values())
     if sum_ == total:
-        return dict(wishes)
+        return dict(needs)
     if not sum_:
         return None
-    sizes = {pool: ceil(wish * total / sum_) for pool, wish in sorted(wishes.items())}
+    sizes = {pool: ceil(need * total / sum_) for pool, need in sorted(needs.items())}
     while sum(sizes.values()) > total:
         larger = [pool for pool, size in sizes.items() if size > 1]
         if not larger:
             return None
-        # The pool whose wish is kept best has one CPU less.
-        sizes[max(larger, key=lambda pool: (sizes[pool] / wishes[pool], sizes[pool]))] -= 1
+        # The pool whose need is met best has one CPU less.
+        sizes[max(larger, key=lambda pool: (sizes[pool] / needs[pool], sizes[pool]))] -= 1
     return sizes
 
 
-def proportional(wishes: Mapping[str, int], total: int) -> Sizes:
-    """Return sizes in proportion to the wishes; with fewer CPUs than pools each has one.
+def proportional(needs: Mapping[str, int], total: int) -> Sizes:
+    """Return sizes in proportion to the needs; with fewer CPUs than pools each has one.
 
     Above `total` the pools have one CPU less each, the largest first.
     """
-    sum_ = sum(wishes.values())
-    sizes = {pool: max(1, ceil(total * wish / sum_)) for pool, wish in sorted(wishes.items())}
+    sum_ = sum(needs.values())
+    sizes = {pool: max(1, ceil(total * need / sum_)) for pool, need in sorted(needs.items())}
     while (over := sum(sizes.values()) - total) > 0:
         larger = [pool for pool, size in sizes.items() if size > 1]
         if not larger:
@@ -68,25 +68,25 @@ def proportional(wishes: Mapping[str, int], total: int) -> Sizes:
 
 
 def fitted(
-    wishes: Mapping[str, int], fixed: Mapping[str, int], total: int, *, expands: bool
+    needs: Mapping[str, int], fixed: Mapping[str, int], total: int, *, expands: bool
 ) -> Fitted:
     """Return sizes for the CPUs that there are.
 
     Where not even one CPU for each pool is left, every pool has all CPUs.
 
     Args:
-        wishes: pool → how many CPUs it needs.
+        needs: pool → how many CPUs it needs.
         fixed: the same for pools that do not grow above it.
         total: how many CPUs there are.
         expands: whether the pools use all CPUs.
     """
-    every = {**wishes, **fixed}
+    every = {**needs, **fixed}
     throttled = sum(every.values()) > total
     sizes: Sizes | None = every
     if throttled:
         sizes = normalized(every, total)
     elif expands:
-        grown = normalized(wishes, total - sum(fixed.values()))
+        grown = normalized(needs, total - sum(fixed.values()))
         sizes = None if grown is None else {**grown, **fixed}
     return Fitted(dict.fromkeys(every, total) if sizes is None else sizes, throttled)
 

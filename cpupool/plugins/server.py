@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cpupool.core.cpu_manager import TopologyHint
-    from cpupool.core.plugin_facts import Answers
+    from cpupool.core.plugin_facts import AnswerParts
     from cpupool.core.workloads import ContainerRef
     from cpupool.plugins.base import Plugin, Stock
     from cpupool.plugins.pool_loop import PoolLoop
@@ -157,7 +157,7 @@ class KeptPlugin:
         """Return the NUMA nodes that can serve a container; None for no preference."""
         return self._plugin.hints(self._state, _remembered(question))
 
-    def allocate(self, question: Question, hint: TopologyHint | None) -> Answers:
+    def allocate(self, question: Question, hint: TopologyHint | None) -> AnswerParts:
         """Return the answers for a container, once the file has them."""
         self._keep(self._plugin.allocate(self._state, _remembered(question), hint))
         found = self.allocations().get(question.container, {})
@@ -169,7 +169,7 @@ class KeptPlugin:
         )
         return found
 
-    def allocations(self) -> Mapping[ContainerRef, Answers]:
+    def allocations(self) -> Mapping[ContainerRef, AnswerParts]:
         """Return the present answers of each container."""
         return {ref: self._plugin.answers(self._state, ref) for ref in self._state.held}
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from grpclib.const import Handler
 
-    from cpupool.core.plugin_facts import Answer, Answers
+    from cpupool.core.plugin_facts import AnswerPart, AnswerParts
     from cpupool.policies.qrm.questions import PluginOptions
 
 log = logs.get(__name__)
@@ -77,11 +77,11 @@ class Served(Protocol):
         """Return the NUMA nodes that can serve a container; None for no preference."""
         ...
 
-    def allocate(self, question: Question, hint: TopologyHint | None) -> Answers:
+    def allocate(self, question: Question, hint: TopologyHint | None) -> AnswerParts:
         """Return the answers for a container, once they are recorded; empty for nothing to do."""
         ...
 
-    def allocations(self) -> Mapping[ContainerRef, Answers]:
+    def allocations(self) -> Mapping[ContainerRef, AnswerParts]:
         """Return the present answers of each container."""
         ...
 
@@ -314,7 +314,7 @@ def _listed(hints: Iterable[TopologyHint]) -> api.ListOfTopologyHints:
     )
 
 
-def _allocation(answers: Answers) -> api.ResourceAllocation:
+def _allocation(answers: AnswerParts) -> api.ResourceAllocation:
     return api.ResourceAllocation(
         resource_allocation=[
             api.AllocationEntry(key=name, value=_info(answer))
@@ -323,7 +323,7 @@ def _allocation(answers: Answers) -> api.ResourceAllocation:
     )
 
 
-def _info(answer: Answer) -> api.ResourceAllocationInfo:
+def _info(answer: AnswerPart) -> api.ResourceAllocationInfo:
     return api.ResourceAllocationInfo(
         oci_property_name=answer.oci_property,
         is_node_resource=answer.of_node,
@@ -337,7 +337,9 @@ def _info(answer: Answer) -> api.ResourceAllocationInfo:
     )
 
 
-def _aware(answer: Answer, devices: Sequence[tuple[Device, float]]) -> api.TopologyAwareResource:
+def _aware(
+    answer: AnswerPart, devices: Sequence[tuple[Device, float]]
+) -> api.TopologyAwareResource:
     places = _places(answer.by_node, devices)
     quantity = answer.quantity or sum(amount for _, amount in devices)
     return api.TopologyAwareResource(

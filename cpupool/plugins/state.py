@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from cpupool.core.cpuset import CPUSet
-    from cpupool.core.plugin_facts import Answer
+    from cpupool.core.plugin_facts import AnswerPart
     from cpupool.core.workloads import ContainerRef
     from cpupool.policies.qrm.questions import Question
 
@@ -26,7 +26,7 @@ class ServedContainer:
     """
 
     question: Question
-    answer: Answer
+    answer: AnswerPart
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class PluginState:
         """Return the state after a pod has ended."""
         return replace(self, held={ref: held for ref, held in self.held.items() if ref.pod != pod})
 
-    def main_of(self, pod: str) -> Answer | None:
+    def main_of(self, pod: str) -> AnswerPart | None:
         """Return the answer of a pod's container that names NUMA nodes; None if there is none."""
         answers = (held.answer for ref, held in self.held.items() if ref.pod == pod)
         return next((answer for answer in answers if answer.by_node), None)

@@ -2,7 +2,8 @@
 
 A role asks, a policy decides, the manager records the decision as a grant. A policy does no I/O and
 keeps no state: its earlier decisions are among the grants in the view. Every policy derives from
-`CPUManagerPolicy`. It must say how many CPUs a pod wants, and choose them; the rest has a default.
+`CPUManagerPolicy`. It must say how many CPUs a pod requests, and choose them; the rest has a
+default.
 """
 
 from __future__ import annotations
@@ -68,12 +69,12 @@ class Operation(Enum):
     CREATE = "create"
     """A container starts and has no CPUs yet, or the kubelet asks for advice about one."""
     RESIZE = "resize"
-    """A container runs, and its request has changed. `Ask.has` names the CPUs that it keeps."""
+    """A container runs, and its request has changed. It keeps the CPUs of `ChoiceRequest.has`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """A request for CPUs that a container must have of its own.
+class ChoiceRequest:
+    """A request to a policy: choose CPUs that a container has of its own.
 
     Attributes:
         resource: the resource that they come with.
@@ -86,7 +87,7 @@ class Ask:
         has: CPUs that the container has already, and keeps.
         nodes: the NUMA nodes that come first; None for any.
         pod: the pod of the container; None for a container that requests a pool.
-        operation: the reason of the request.
+        operation: why the policy chooses.
     """
 
     resource: Resource
@@ -100,8 +101,8 @@ class Ask:
     operation: Operation = Operation.CREATE
 
 
-class Demand(NamedTuple):
-    """A container to be placed.
+class ContainerToPlace(NamedTuple):
+    """A container to place, with all that decides its CPUs.
 
     Attributes:
         pod: its pod.
@@ -215,7 +216,7 @@ class CPUManagerPolicy(ABC):
         return ()
 
     @abstractmethod
-    def wants(self, pod: Pod) -> Mapping[str, int]:
+    def requests(self, pod: Pod) -> Mapping[str, int]:
         """Return container → the number of its own CPUs, in the order of choosing.
 
         `WHOLE_POD` stands for all containers of a pod that share one set. A container that requests
@@ -223,11 +224,11 @@ class CPUManagerPolicy(ABC):
         """
 
     @abstractmethod
-    def choose(self, view: NodeView, ask: Ask) -> Choice:
+    def choose(self, view: NodeView, request: ChoiceRequest) -> Choice:
         """Choose a container's own CPUs.
 
-        A container that starts again keeps the CPUs that it has (`Ask.has`). A resize is asked only
-        of a policy that `resizes`; the choice contains the CPUs that the container keeps.
+        A container that starts again keeps the CPUs that it has (`ChoiceRequest.has`). A resize
+        comes only to a policy that `resizes`; its choice has the CPUs that the container keeps.
 
         Raises:
             NotEnoughCPUs: there are fewer.
@@ -241,15 +242,15 @@ class CPUManagerPolicy(ABC):
         """
         return view.free
 
-    def narrowed(self, _view: NodeView, ask: Ask) -> Ask:
+    def narrowed(self, _view: NodeView, request: ChoiceRequest) -> ChoiceRequest:
         """Return a request for some of the available CPUs only, before they are aligned.
 
         Raises:
             PlacementError: the policy never has CPUs for it.
         """
-        return ask
+        return request
 
-    def hints(self, _ask: Ask) -> ResourceHints | None:
+    def hints(self, _request: ChoiceRequest) -> ResourceHints | None:
         """Return the NUMA nodes on which a container's CPUs could lie; None for any nodes."""
         return None
 
@@ -261,43 +262,43 @@ class CPUManagerPolicy(ABC):
         """Return shared set → the CPUs that it has now; a set may be empty, `DEFAULT` is there."""
         return {DEFAULT: view.free}
 
-    def place(self, view: NodeView, demand: Demand) -> CPUAssignment:
+    def place(self, view: NodeView, to_place: ContainerToPlace) -> CPUAssignment:
         """Return the CPUs that the container owns, or else the default pool's.
 
         The owned CPUs may be of an earlier policy, which was in force when the pod started. The
         view has this pod alone; a container that is confined is placed again with all pods in view.
         """
-        chosen = view.chosen.get(demand.pod.cgroup_uid)
-        own = chosen.in_force(demand.container.name) if chosen else CPUSet()
-        ref = ContainerRef(demand.pod.cgroup_uid, demand.container.name)
+        chosen = view.chosen.get(to_place.pod.cgroup_uid)
+        own = chosen.in_force(to_place.container.name) if chosen else CPUSet()
+        ref = ContainerRef(to_place.pod.cgroup_uid, to_place.container.name)
         if lost := view.claimed.get(ref, CPUSet()) - own:
-            holders = view.others_with(lost, demand.pod)
+            holders = view.others_with(lost, to_place.pod)
             owner = f"pod {holders}" if holders else "another pod"
             why = f"its plugin has named CPUs {lost} for it alone, which {owner} owns"
             return view.confined(Cause.ANSWER, why)
         if chosen and own and (online := own & view.topology.online):
-            pooled = pool_cpus(view, demand.container)
+            pooled = pool_cpus(view, to_place.container)
             plugged = chosen.source is Source.PLUGIN
-            wants = {} if plugged else self.wants(demand.pod)
+            requests = {} if plugged else self.requests(to_place.pod)
             return CPUAssignment(
                 Placement.PLUGIN if plugged else Placement.POLICY,
                 exclusive=online,
                 shared=CPUSet.union(pooled.values()),
-                reason="" if plugged else self._unmet(chosen, demand, wants),
+                reason="" if plugged else self._unmet(chosen, to_place, requests),
                 offline=own - online,
                 resources={POLICY_CPUS: online, **pooled},
-                limit=None if plugged else cpu_limit.of_policy(demand.container, wants),
+                limit=None if plugged else cpu_limit.of_policy(to_place.container, requests),
             )
         if own:
             return view.confined(Cause.OFFLINE, f"its {withheld.why(own, view.topology.withheld)}")
-        refusal = view.refused.get(demand.pod.cgroup_uid)
-        if refusal and self.wants(demand.pod).keys() & {demand.container.name, WHOLE_POD}:
+        refusal = view.refused.get(to_place.pod.cgroup_uid)
+        if refusal and self.requests(to_place.pod).keys() & {to_place.container.name, WHOLE_POD}:
             return view.confined(Cause.MISFIT, refusal.error.as_kubelet)
         return view.default
 
-    def _unmet(self, grant: Grant, demand: Demand, wants: Mapping[str, int]) -> str:
+    def _unmet(self, grant: Grant, to_place: ContainerToPlace, requests: Mapping[str, int]) -> str:
         """Return in which way an owner has other CPUs than it requests; empty for none."""
-        return _resized(grant, demand, wants)
+        return _resized(grant, to_place, requests)
 
     def home(self, _view: NodeView, _pod: Pod) -> int | None:
         """Return the NUMA node whose shared CPUs a pod has; None if it has those of all.
@@ -327,17 +328,17 @@ class CPUManagerPolicy(ABC):
         return self
 
 
-def _resized(grant: Grant, demand: Demand, wants: Mapping[str, int]) -> str:
+def _resized(grant: Grant, to_place: ContainerToPlace, requests: Mapping[str, int]) -> str:
     """Return that a pod requests another number of CPUs than it has; empty if it does not.
 
     An owner keeps its CPUs until it ends, whatever an in-place resize changes (KEP-1287).
     """
-    pod, container = demand.pod, demand.container
+    pod, container = to_place.pod, to_place.container
     if pod.qos is None:
         return ""
     together = WHOLE_POD in grant.parts
     part = WHOLE_POD if together else container.name
-    requested = wants.get(part, pod.whole_cpus if together else container.whole_cpus)
+    requested = requests.get(part, pod.whole_cpus if together else container.whole_cpus)
     has = grant.parts[part]
     if requested == len(has):
         return ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from cpupool.core import default_pool
 from cpupool.core.cpu_manager import CPU_MANAGER, DYNAMIC, NONE, POLICY, STATIC
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import ConfigError, Problem, said
@@ -103,7 +104,7 @@ def assignable(pools: NodePools, machine: CPUTopology) -> CPUSet | None:
     """
     if named(pools.cpu_manager) is None or not pools.cpu_manager.chooses:
         return None
-    view = NodeView(machine, pools, pools.default_cpus(machine))
+    view = NodeView(machine, pools, default_pool.declared(pools, machine))
     return _answer(pools.cpu_manager, CPUSet, partial(given, made(pools, machine), view))
 
 

@@ -43,7 +43,7 @@ def of_pools(pod: Pod, container: Container, request: CPURequest, shared: CPUSet
     return Limit(min(limit for limit in limits if limit is not None), own_milli=own_milli)
 
 
-def of_policy(container: Container, wanted: Collection[str]) -> Limit | None:
+def of_policy(container: Container, requested: Collection[str]) -> Limit | None:
     """Return the CPU time of a container with CPUs of the CPU manager policy; None as above.
 
     The CPUs stand for a whole request. A policy that gives some to another container leaves it the
@@ -51,6 +51,6 @@ def of_policy(container: Container, wanted: Collection[str]) -> Limit | None:
 
     Args:
         container: the container.
-        wanted: the containers of its pod for which the policy chooses CPUs.
+        requested: the containers of its pod for which the policy chooses CPUs.
     """
-    return None if container.name in wanted and not container.whole_cpus else Limit(None)
+    return None if container.name in requested and not container.whole_cpus else Limit(None)

@@ -196,15 +196,15 @@ def merge(
     order = sorted(set(nodes).union(*(hint.nodes or () for hints in listed for hint in hints)))
     bits = {node: 1 << index for index, node in enumerate(order)}
     everything = _mask(frozenset(nodes), bits)
-    wished = [{_mask(hint.nodes, bits) for hint in hints if hint.preferred} for hints in listed]
+    favoured = [{_mask(hint.nodes, bits) for hint in hints if hint.preferred} for hints in listed]
     possible = [{_mask(hint.nodes, bits) for hint in hints} for hints in listed]
 
-    candidates, proven = {mask & everything for mask in _agreed(wished)} - {0}, True
-    preferred, demand = bool(candidates), 0
+    candidates, proven = {mask & everything for mask in _agreed(favoured)} - {0}, True
+    preferred, count = bool(candidates), 0
     if not preferred:
         candidates, proven = _shared(possible, everything)
-        demand = max(map(_least, possible), default=0)
-    tied = _best_sized(candidates, demand) or {everything}
+        count = max(map(_least, possible), default=0)
+    tied = _best_sized(candidates, count) or {everything}
     if distances is not None and not single:
         room = 1 + _MOST_STEPS // (1 + min(tied).bit_count() ** 2)
         proven &= len(tied) <= room
@@ -233,12 +233,12 @@ def _nodes(mask: int, order: Sequence[int]) -> list[int]:
     return [node for index, node in enumerate(order) if mask >> index & 1]
 
 
-def _agreed(wished: Sequence[AbstractSet[int]]) -> set[int]:
+def _agreed(listed: Sequence[AbstractSet[int]]) -> set[int]:
     """Return the masks that each resource prefers or accepts."""
     return {
         mask
-        for mask in {_ANY}.union(*wished)
-        if all(mask in masks or _ANY in masks for masks in wished)
+        for mask in {_ANY}.union(*listed)
+        if all(mask in masks or _ANY in masks for masks in listed)
     }
 
 
@@ -269,12 +269,12 @@ def _least(masks: AbstractSet[int]) -> int:
     return min((mask.bit_count() for mask in masks if mask != _ANY), default=0)
 
 
-def _best_sized(masks: AbstractSet[int], demand: int) -> set[int]:
-    """Return the masks with `demand` nodes, or next fewer nodes, or else next more nodes."""
+def _best_sized(masks: AbstractSet[int], count: int) -> set[int]:
+    """Return the masks with `count` nodes, or next fewer nodes, or else next more nodes."""
 
     def rank(mask: int) -> tuple[bool, int]:
         size = mask.bit_count()
-        return (True, size) if size > demand else (False, -size)
+        return (True, size) if size > count else (False, -size)
 
     best = min(map(rank, masks), default=None)
     return {mask for mask in masks if rank(mask) == best}

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.plugin_facts import Given
+from cpupool.core.plugin_facts import RecordedAnswer
 from cpupool.core.workloads import ContainerRef
 from cpupool.policies.qrm import katalyst
 from cpupool.policies.qrm.katalyst import QoSLevel
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from cpupool.core.cgroups import FoundContainer
     from cpupool.core.cpu_manager import TopologyHint
     from cpupool.core.names import Names
-    from cpupool.core.plugin_facts import Answers, Record
+    from cpupool.core.plugin_facts import AnswerParts, Record
     from cpupool.core.workloads import Pod
     from cpupool.manager.resolve import Snapshot
     from cpupool.qrm.bad_answers import Broken
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     _Key = tuple[ContainerRef, str]
 
-_ALONE: Final[Mapping[_Key, Given]] = {}
+_ALONE: Final[Mapping[_Key, RecordedAnswer]] = {}
 
 
 class AnswerBook:
@@ -73,14 +73,14 @@ class AnswerBook:
         found: Sequence[FoundContainer],
         chosen: Mapping[str, CPUSet],
     ) -> Recovery:
-        """Take what containers keep although the record lacks it; as for `RecoverySearch`."""
+        """Take what containers keep although the record lacks it (`RecoverySearch`)."""
         record, judge = self._table.record, self._judge(now)
         return self._keep(RecoverySearch(now, record, judge, found, chosen).recovery())
 
     def recover_late(self, now: Snapshot) -> Recovery:
         """Take what containers keep that the runtime has reported later."""
         if all(
-            not each.answered or self._table.given(ContainerRef(each.pod, each.name))
+            not each.answered or self._table.answers(ContainerRef(each.pod, each.name))
             for each in now.facts.sighted.values()
         ):
             return Recovery()
@@ -90,11 +90,11 @@ class AnswerBook:
         self,
         pod: Pod,
         quantity: float,
-        answers: Answers,
+        answers: AnswerParts,
         hint: TopologyHint | None = None,
         *,
-        has: Given | None = None,
-    ) -> Given:
+        has: RecordedAnswer | None = None,
+    ) -> RecordedAnswer:
         """Return an answer with what was asked.
 
         CPUs that a container has kept for itself stay its own.
@@ -105,9 +105,11 @@ class AnswerBook:
         marked = any(
             answer.annotations.get(self._names.exclusive) == "true" for answer in answers.values()
         )
-        return Given(quantity, answers, hint, exclusive=dedicated or marked)
+        return RecordedAnswer(quantity, answers, hint, exclusive=dedicated or marked)
 
-    def listed(self, pod: Pod, quantity: float, answers: Answers, has: Given | None) -> Given:
+    def listed(
+        self, pod: Pod, quantity: float, answers: AnswerParts, has: RecordedAnswer | None
+    ) -> RecordedAnswer:
         """Return the answer that a plugin's list has for a container.
 
         A pod's author may have changed its class since it was admitted. A list may leave out the
@@ -122,47 +124,47 @@ class AnswerBook:
                 annotations=answer.annotations or before.annotations,
             )
             for resource, answer in answers.items()
-            for before in (has.answers.get(resource, answer),)
+            for before in (has.parts.get(resource, answer),)
         }
-        return replace(has, answers=joined, refused="")
+        return replace(has, parts=joined, refused="")
 
-    def take(self, now: Snapshot, answered: Mapping[_Key, Given]) -> Mapping[_Key, str]:
+    def take(self, now: Snapshot, answered: Mapping[_Key, RecordedAnswer]) -> Mapping[_Key, str]:
         """Take new answers; return why some are not valid, whose last valid ones stay.
 
         An answer may name CPUs that another of them leaves, so the valid ones come first. Then
         come answers that are valid only together, as those of two pods that swap their CPUs.
         """
         waiting, judge = dict(answered), self._judge(now)
-        verdicts: dict[_Key, Broken] = {}
+        broken_rules: dict[_Key, Broken] = {}
         while True:
-            before, verdicts = len(waiting), {}
+            before, broken_rules = len(waiting), {}
             # One after the other: two of them may name the same CPU.
             for key, given in answered.items():
                 if key not in waiting:
                     continue
-                if verdict := self._verdict(judge, key, given):
-                    verdicts[key] = verdict
+                if broken := self._first_broken(judge, key, given):
+                    broken_rules[key] = broken
                 else:
-                    self._count(key, waiting.pop(key))
+                    self._accept(key, waiting.pop(key))
             if len(waiting) < before:
                 continue
             entered = self._together(judge, waiting)
             if not entered:
                 break
             for key in entered:
-                self._count(key, waiting.pop(key))
-        for key, verdict in verdicts.items():
-            self._refuse(key, waiting[key], verdict)
-        return {key: verdict.why for key, verdict in verdicts.items()}
+                self._accept(key, waiting.pop(key))
+        for key, broken in broken_rules.items():
+            self._refuse(key, waiting[key], broken)
+        return {key: broken.why for key, broken in broken_rules.items()}
 
     def judge_again(self, now: Snapshot) -> None:
         """Judge the bad answers by the present node."""
         judge = self._judge(now)
         for row in [row for row in self._table if row.has is Has.BAD]:
-            given, key = row.given, (row.container, row.resource)
+            given, key = row.answer, (row.container, row.resource)
             # One without answers has broken a rule that no node mends.
-            if given and given.answers and self._verdict(judge, key, given) is None:
-                self._count(key, given)
+            if given and given.parts and self._first_broken(judge, key, given) is None:
+                self._accept(key, given)
 
     def _keep(self, recovery: Recovery) -> Recovery:
         for key, given in recovery.refused.items():
@@ -174,31 +176,37 @@ class AnswerBook:
     def _judge(self, now: Snapshot) -> Judge:
         return Judge(now.resolution.view, now.facts.policy, self._names, v2=self._v2)
 
-    def _together(self, judge: Judge, waiting: Mapping[_Key, Given]) -> list[_Key]:
+    def _together(self, judge: Judge, waiting: Mapping[_Key, RecordedAnswer]) -> list[_Key]:
         """Return the answers that are valid if all of them come at one time."""
         left = dict(waiting)
         while left:
-            broken = [key for key in left if self._verdict(judge, key, left[key], left) is not None]
+            broken = [
+                key for key in left if self._first_broken(judge, key, left[key], left) is not None
+            ]
             if not broken:
                 break
             for key in broken:
                 del left[key]
         return list(left)
 
-    def _verdict(
-        self, judge: Judge, key: _Key, given: Given, together: Mapping[_Key, Given] = _ALONE
+    def _first_broken(
+        self,
+        judge: Judge,
+        key: _Key,
+        given: RecordedAnswer,
+        together: Mapping[_Key, RecordedAnswer] = _ALONE,
     ) -> Broken | None:
         """Judge an answer, with others that would come at the same time."""
         ref, resource = key
         others = {
-            **self._table.given(ref),
+            **self._table.answers(ref),
             **{name: new for (of, name), new in together.items() if of == ref},
         }
         others.pop(resource, None)
         own = {(row.container, row.resource): row.own for row in self._table if row.own}
         own |= {of: new.cpus if new.exclusive else CPUSet() for of, new in together.items()}
         own.pop(key, None)
-        return judge.verdict(
+        return judge.first_broken(
             ref,
             given,
             others,
@@ -208,19 +216,19 @@ class AnswerBook:
             in_pod=CPUSet.union(cpus for (other, _), cpus in own.items() if other.pod == ref.pod),
         )
 
-    def _count(self, key: _Key, given: Given) -> None:
+    def _accept(self, key: _Key, given: RecordedAnswer) -> None:
         event = Event.KEEP if given.kept else Event.GOOD
         self._table.enter(self._table.row(*key), event, replace(given, refused=""))
 
-    def _refuse(self, key: _Key, given: Given, verdict: Broken) -> None:
+    def _refuse(self, key: _Key, given: RecordedAnswer, broken: Broken) -> None:
         row = self._table.row(*key)
         # An answer that is bad for good is not kept: its values may not even equal themselves.
-        answers = {} if verdict.for_good else given.answers
-        refused = replace(given, answers=answers, refused=verdict.why)
-        if row.broken != verdict:
-            row.broken = verdict
-            self._broken(*key, verdict)
-        if row.has in (Has.VALID, Has.KEPT) or row.given == refused:
+        answers = {} if broken.for_good else given.parts
+        refused = replace(given, parts=answers, refused=broken.why)
+        if row.broken != broken:
+            row.broken = broken
+            self._broken(*key, broken)
+        if row.has in (Has.VALID, Has.KEPT) or row.answer == refused:
             self._table.move(row, Event.BAD)
         else:
             self._table.enter(row, Event.BAD, refused)

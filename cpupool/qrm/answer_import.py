@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cpupool.core.events import EventSink
-    from cpupool.core.plugin_facts import Answers, Given
+    from cpupool.core.plugin_facts import AnswerParts, RecordedAnswer
     from cpupool.core.workloads import Pod
     from cpupool.manager.resolve import Snapshot
     from cpupool.qrm.answer_book import AnswerBook
@@ -35,7 +35,7 @@ class AnswerImport:
     def __init__(self, files: Iterable[Path], events: EventSink) -> None:
         self._files = tuple(files)
         self._events = events
-        self._found: Mapping[ContainerRef, Answers] = {}
+        self._found: Mapping[ContainerRef, AnswerParts] = {}
 
     @property
     def resources(self) -> frozenset[str]:
@@ -57,13 +57,13 @@ class AnswerImport:
         A book takes the answers for the resources that a container requests: what a plugin has
         answered beside them comes with its next list.
         """
-        taken: dict[tuple[ContainerRef, str], Given] = {}
+        taken: dict[tuple[ContainerRef, str], RecordedAnswer] = {}
         pods: dict[str, Pod] = {}
         for pod in oldest_first(now.resolution.view.pods):
             for container in pod.containers:
                 ref = ContainerRef(pod.cgroup_uid, container.name)
                 has = self._found.get(ref, {})
-                asked = by_plugins.asked(now.facts, now.resolution.grants, pod, container)
+                asked = by_plugins.plugin_requests(now.facts, now.resolution.grants, pod, container)
                 for resource in sorted(asked.keys() & has.keys()):
                     quantity, answer = asked[resource], has[resource]
                     # An amount that the file has lost is at least the requested one.
@@ -72,7 +72,7 @@ class AnswerImport:
                     taken[ref, resource], pods[ref.pod] = given, pod
         refused = book.take(now, taken)
         for (ref, _), why in refused.items():
-            said = f"container {ref.name}: {why}: it does not count; create the pod again"
+            said = f"container {ref.name}: {why}: it is not used; create the pod again"
             self._events.pod(pods[ref.pod], "PluginAnswerRefused", said)
         count, self._found = sum(map(len, self._found.values())), {}
         log.info(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cpupool.core.cpu_manager import TopologyHint
 from cpupool.core.errors import RemoteProtocolError
-from cpupool.core.plugin_facts import Answer, Given
+from cpupool.core.plugin_facts import AnswerPart, RecordedAnswer
 from cpupool.core.workloads import ContainerRef
 from cpupool.wire.checkpoints import Reader
 from cpupool.wire.sealed import Sealed
@@ -19,7 +19,7 @@ from cpupool.wire.sealed import Sealed
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from cpupool.core.plugin_facts import Answers, Record
+    from cpupool.core.plugin_facts import AnswerParts, Record
 
 _READER: Final = Reader("the record of answers", "the plugins are asked again")
 _FILE: Final = Sealed(_READER, 1)
@@ -38,7 +38,7 @@ def encode(record: Record) -> bytes:
             "refused": given.refused,
             "kept": given.kept,
             "hint": None if given.hint is None else _hint(given.hint),
-            "answers": {name: written(answer) for name, answer in given.answers.items()},
+            "answers": {name: written(answer) for name, answer in given.parts.items()},
         }
         for ref, by_resource in record.items()
         for resource, given in by_resource.items()
@@ -51,7 +51,7 @@ def parse(data: bytes) -> Record:
     Raises:
         RemoteProtocolError: the file is damaged, or is not such a file.
     """
-    record: defaultdict[ContainerRef, dict[str, Given]] = defaultdict(dict)
+    record: defaultdict[ContainerRef, dict[str, RecordedAnswer]] = defaultdict(dict)
     for entry in _FILE.entries(data):
         pod, name = (_READER.text(entry.get(key), key) for key in ("pod", "container"))
         resource = _READER.text(entry.get("resource"), "resource")
@@ -59,9 +59,9 @@ def parse(data: bytes) -> Record:
     return dict(record)
 
 
-def _given(entry: Mapping[str, Any]) -> Given:
+def _given(entry: Mapping[str, Any]) -> RecordedAnswer:
     refused = _READER.text(entry.get("refused"), "refused")
-    answers: Answers = {}
+    answers: AnswerParts = {}
     try:
         answers = {
             _READER.text(name, "answers"): read(_READER, each)
@@ -72,7 +72,7 @@ def _given(entry: Mapping[str, Any]) -> Given:
         if not refused:
             raise
     hint = entry.get("hint")
-    return Given(
+    return RecordedAnswer(
         _READER.amount(entry.get("quantity"), "quantity"),
         answers,
         None if hint is None else _hint_of(_READER, hint),
@@ -98,7 +98,7 @@ def _hint_of(reader: Reader, value: object) -> TopologyHint:
     )
 
 
-def written(answer: Answer) -> dict[str, Any]:
+def written(answer: AnswerPart) -> dict[str, Any]:
     """Return an answer as JSON values."""
     return {
         "property": answer.oci_property,
@@ -113,7 +113,7 @@ def written(answer: Answer) -> dict[str, Any]:
     }
 
 
-def read(reader: Reader, value: object) -> Answer:
+def read(reader: Reader, value: object) -> AnswerPart:
     """Return an answer from the values that `written` has returned.
 
     Args:
@@ -125,7 +125,7 @@ def read(reader: Reader, value: object) -> Answer:
     """
     entry = reader.typed(value, dict, "an answer")
     hints, by_node = entry.get("hints"), reader.typed(entry.get("byNode"), list, "byNode")
-    return Answer(
+    return AnswerPart(
         reader.text(entry.get("property"), "property"),
         reader.text(entry.get("value"), "value"),
         reader.amount(entry.get("quantity"), "quantity"),

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from cpupool.core.cgroups import POD_ITSELF
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.grants import Source
-from cpupool.core.plugin_facts import Answer, Given
+from cpupool.core.plugin_facts import AnswerPart, RecordedAnswer
 from cpupool.core.properties import CPUSET_CPUS
 from cpupool.core.resources import CPU
 from cpupool.core.workloads import ContainerID, ContainerRef, oldest_first
@@ -54,7 +54,7 @@ class Kept(NamedTuple):
 
     pod: Pod
     resource: str
-    given: Given
+    given: RecordedAnswer
     trace: Trace
 
     @property
@@ -78,7 +78,7 @@ class Recovery:
 
     kept: Mapping[ContainerRef, Kept] = field(default_factory=dict)
     lost: Mapping[ContainerRef, Pod] = field(default_factory=dict)
-    refused: Mapping[tuple[ContainerRef, str], Given] = field(default_factory=dict)
+    refused: Mapping[tuple[ContainerRef, str], RecordedAnswer] = field(default_factory=dict)
 
 
 class RecoverySearch:
@@ -227,7 +227,7 @@ class RecoverySearch:
         sets = {resolution.view.extents[DEFAULT]}
         for key, cpus in self._there.items():
             placed = resolution.containers.get(key)
-            asks = placed and CPU in by_plugins.asked(
+            asks = placed and CPU in by_plugins.plugin_requests(
                 facts, resolution.grants, placed.pod, placed.container
             )
             if key[1] != POD_ITSELF and not asks and not (placed and placed.assignment.exclusive):
@@ -238,7 +238,7 @@ class RecoverySearch:
         """Return whether a container must have an answer for `cpu`, and none is recorded."""
         container = next(each for each in pod.containers if each.name == ref.name)
         facts, grants = self._now.facts, self._now.resolution.grants
-        return CPU in by_plugins.asked(facts, grants, pod, container) and (
+        return CPU in by_plugins.plugin_requests(facts, grants, pod, container) and (
             CPU not in self._record.get(ref, {}) or ref in self._recorded
         )
 
@@ -247,26 +247,28 @@ class RecoverySearch:
     ) -> Kept:
         """Return what a container keeps; what the record has beside CPUs stays."""
         for resource, given in self._record.get(ref, {}).items():
-            for name, answer in given.answers.items():
+            for name, answer in given.parts.items():
                 if answer.oci_property == CPUSET_CPUS and not given.refused:
-                    other = {**given.answers, name: replace(answer, value=str(cpus))}
-                    return Kept(pod, resource, replace(given, answers=other, kept=True), trace)
-        answer = Answer(CPUSET_CPUS, str(cpus))
-        return Kept(pod, CPU, Given(0.0, {CPU: answer}, exclusive=exclusive, kept=True), trace)
+                    other = {**given.parts, name: replace(answer, value=str(cpus))}
+                    return Kept(pod, resource, replace(given, parts=other, kept=True), trace)
+        answer = AnswerPart(CPUSET_CPUS, str(cpus))
+        return Kept(
+            pod, CPU, RecordedAnswer(0.0, {CPU: answer}, exclusive=exclusive, kept=True), trace
+        )
 
-    def _could_be_given(self, ref: ContainerRef, given: Given) -> bool:
+    def _could_be_given(self, ref: ContainerRef, given: RecordedAnswer) -> bool:
         """Return whether the plugin could give these CPUs now."""
         chosen = (cpus for pod, cpus in self._chosen.items() if pod != ref.pod)
         elsewhere = CPUSet.union(chosen) | _of_others(self._own, ref.pod)
         in_pod = (cpus for of, cpus in self._own.items() if of.pod == ref.pod)
         others = {name: each for name, each in self._record.get(ref, {}).items() if name != CPU}
-        broken = self._judge.verdict(
+        broken = self._judge.first_broken(
             ref, given, others, elsewhere=elsewhere, in_pod=CPUSet.union(in_pod)
         )
         return broken is None
 
 
-def _own(by_resource: Mapping[str, Given]) -> CPUSet:
+def _own(by_resource: Mapping[str, RecordedAnswer]) -> CPUSet:
     return CPUSet.union(given.cpus for given in by_resource.values() if given.exclusive)
 
 

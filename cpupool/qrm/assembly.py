@@ -38,7 +38,7 @@ def answers_file(
 
     Args:
         path: the file; a node whose plugins have never answered has none.
-        complain: as for `RecordFile`.
+        complain: the same argument of `RecordFile`.
     """
     return RecordFile(path, {}, answer_record.encode, answer_record.parse, complain=complain)
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from cpupool.core.names import Names
-    from cpupool.core.plugin_facts import Answer, Given
+    from cpupool.core.plugin_facts import AnswerPart, RecordedAnswer
     from cpupool.core.workloads import ContainerRef, Pod
     from cpupool.policies.base import CPUManagerPolicy
     from cpupool.policies.view import NodeView
@@ -96,11 +96,11 @@ class Judge:
     names: Names
     v2: bool = True
 
-    def verdict(
+    def first_broken(
         self,
         container: ContainerRef,
-        given: Given,
-        others: Mapping[str, Given],
+        given: RecordedAnswer,
+        others: Mapping[str, RecordedAnswer],
         *,
         elsewhere: CPUSet,
         in_pod: CPUSet,
@@ -115,20 +115,20 @@ class Judge:
             in_pod: those of other exclusive answers for the pod.
         """
         # A caller keeps no answer that breaks a rule for good.
-        for resource, answer in sorted(given.answers.items()):
+        for resource, answer in sorted(given.parts.items()):
             for found in self._malformed(resource, answer):
                 shown = resource[:_SHOWN].encode(errors="backslashreplace").decode()
                 why = f"the answer for {shown} {found.why}"
                 return Broken(found.rule, why, for_good=True)
-        for resource, answer in sorted(given.answers.items()):
+        for resource, answer in sorted(given.parts.items()):
             left = self._left(elsewhere | in_pod) if given.exclusive else None
             owned = self._owned(container.pod) | elsewhere
             for found in self._broken(answer, owned, left):
                 return Broken(found.rule, f"the answer for {resource} {found.why}")
         counted = (given, *(each for each in others.values() if not each.refused))
-        answers = [answer for each in counted for answer in each.answers.values()]
+        answers = [answer for each in counted for answer in each.parts.values()]
         counts = Counter(answer.oci_property for answer in answers if answer.oci_property)
-        for name in sorted({answer.oci_property for answer in given.answers.values()} - {""}):
+        for name in sorted({answer.oci_property for answer in given.parts.values()} - {""}):
             if (count := counts[name]) > 1:
                 return Broken(Rule.TWICE, f"{count} answers set {name}")
         values = {answer.oci_property: answer.value for answer in answers if answer.oci_property}
@@ -145,7 +145,7 @@ class Judge:
         plugged = CPUSet.union(each.cpus for each in grants if each.source is Source.PLUGIN)
         return (self.view.free | plugged & self.view.cpus & self.view.topology.online) - own
 
-    def _broken(self, answer: Answer, owned: CPUSet, left: CPUSet | None) -> Iterator[Broken]:
+    def _broken(self, answer: AnswerPart, owned: CPUSet, left: CPUSet | None) -> Iterator[Broken]:
         """Find what an answer breaks; an exclusive one takes CPUs from those that are `left`."""
         known = property_named(answer.oci_property)
         if known is OCIProperty.CPUSET_MEMS:
@@ -159,7 +159,7 @@ class Judge:
                 why = f"names CPUs, and the CPU manager policy is {name}, not qrm"
                 yield Broken(Rule.POLICY, why)
 
-    def _malformed(self, resource: str, answer: Answer) -> Iterator[Broken]:
+    def _malformed(self, resource: str, answer: AnswerPart) -> Iterator[Broken]:
         """Find what an answer breaks on any node of this version of cgroups."""
         said = (resource, answer.oci_property, answer.value)
         texts = (*said, *_words(answer.env), *_words(answer.annotations))
@@ -177,7 +177,7 @@ class Judge:
             yield from self._property(answer)
         yield from self._texts(answer)
 
-    def _property(self, answer: Answer) -> Iterator[Broken]:
+    def _property(self, answer: AnswerPart) -> Iterator[Broken]:
         known = property_named(answer.oci_property)
         if known is None:
             shown = answer.oci_property[:_SHOWN]
@@ -245,7 +245,7 @@ class Judge:
         grant = self.view.chosen.get(pod.cgroup_uid)
         return bool(grant and grant.source is not Source.PLUGIN and grant.part(name))
 
-    def _texts(self, answer: Answer) -> Iterator[Broken]:
+    def _texts(self, answer: AnswerPart) -> Iterator[Broken]:
         for name, value in answer.env.items():
             if not _VARIABLE.fullmatch(name) or "\0" in value:
                 yield Broken(Rule.ENVIRONMENT, f"sets {name[:_SHOWN]!r}, which no process can have")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-    from cpupool.core.plugin_facts import Answer, Answers
+    from cpupool.core.plugin_facts import AnswerPart, AnswerParts
     from cpupool.host.root import HostRoot
     from cpupool.qrm.katalyst_checkpoint_codec import Entry
 
@@ -31,7 +31,7 @@ _LOST: Final = (0x80, 0xFF)
 """Two bytes that JSON replaces; in a varint each means that another byte follows."""
 
 
-def answers(paths: Iterable[Path]) -> Mapping[ContainerRef, Answers]:
+def answers(paths: Iterable[Path]) -> Mapping[ContainerRef, AnswerParts]:
     """Return what each container has by the youngest of some files; nothing without a file.
 
     An answer that the file's JSON has destroyed is left out. An amount that is lost is 0.
@@ -44,7 +44,7 @@ def answers(paths: Iterable[Path]) -> Mapping[ContainerRef, Answers]:
     written_ns, path = max((_written_ns(path), path) for path in paths)
     if written_ns < 0:
         return {}
-    found: defaultdict[ContainerRef, dict[str, Answer]] = defaultdict(dict)
+    found: defaultdict[ContainerRef, dict[str, AnswerPart]] = defaultdict(dict)
     destroyed: list[str] = []
     for entry in parse(_read(path)):
         if (answer := _answer(entry)) is None:
@@ -102,7 +102,7 @@ def _unread(path: Path, why: str | None) -> HostFileError:
     )
 
 
-def _answer(entry: Entry) -> Answer | None:
+def _answer(entry: Entry) -> AnswerPart | None:
     """Return an entry's answer; None if it cannot be read.
 
     What differs between two readings with other bytes in the place of the lost ones is lost.

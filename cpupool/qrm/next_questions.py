@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from cpupool.manager.resolve import Snapshot
     from cpupool.policies.qrm.questions import PluginOptions
     from cpupool.qrm.plugin_messages import Hints
-    from cpupool.qrm.question_table import Heard
+    from cpupool.qrm.question_table import HintsAnswer
 
 _ALIGNED: Final = NATIVE
 """The resources that the policy `numeric` aligns."""
@@ -57,7 +57,7 @@ def plan(
     container: Container,
     plugins: Mapping[str, PluginOptions],
     *,
-    heard: Mapping[ContainerRef, Mapping[str, Heard]],
+    heard: Mapping[ContainerRef, Mapping[str, HintsAnswer]],
 ) -> Plan:
     """Return what to ask for a container: by the plugins that are there, and the hints so far."""
     facts, open_ = now.facts, _open(now, pod, container)
@@ -119,7 +119,7 @@ def _contradiction(facts: NodeFacts, container: Container) -> str:
 
 def _questions(now: Snapshot, pod: Pod, container: Container) -> dict[str, Question]:
     """Return a container's requests to plugins: resource → request."""
-    asked = by_plugins.asked(now.facts, now.resolution.grants, pod, container)
+    asked = by_plugins.plugin_requests(now.facts, now.resolution.grants, pod, container)
     return {
         resource: Question.of(pod, container, resource, quantity)
         for resource, quantity in asked.items()
@@ -129,7 +129,7 @@ def _questions(now: Snapshot, pod: Pod, container: Container) -> dict[str, Quest
 def _open(now: Snapshot, pod: Pod, container: Container) -> dict[str, Question]:
     """Return those that have no answer, or one that is not enough."""
     facts, grants = now.facts, now.resolution.grants
-    given = facts.plugins.given.get(ContainerRef(pod.cgroup_uid, container.name), {})
+    given = facts.plugins.answers.get(ContainerRef(pod.cgroup_uid, container.name), {})
     lacking = by_plugins.lacking(facts, grants, pod, container)
     return {
         resource: question
@@ -144,11 +144,11 @@ def _offers(
     now: Snapshot,
     pod: Pod,
     container: Container,
-    heard: Mapping[ContainerRef, Mapping[str, Heard]],
+    heard: Mapping[ContainerRef, Mapping[str, HintsAnswer]],
 ) -> dict[str, Hints]:
     """Return the NUMA nodes of a container's requests; what an earlier answer gave stays."""
     ref = ContainerRef(pod.cgroup_uid, container.name)
-    had = {resource: each.near for resource, each in now.facts.plugins.given.get(ref, {}).items()}
+    had = {resource: each.near for resource, each in now.facts.plugins.answers.get(ref, {}).items()}
     said = heard.get(ref, {})
     return {
         resource: said[resource].hints if resource in said else had.get(resource)

@@ -27,7 +27,7 @@ _DIGITS: Final = 3
 """All that is beyond these digits of a plugin's amount is an error of its sum."""
 
 
-class Offers(NamedTuple):
+class PluginAmounts(NamedTuple):
     """The resources that plugins offer for the node.
 
     Attributes:
@@ -39,7 +39,7 @@ class Offers(NamedTuple):
     complete: bool = False
 
 
-class Wanted(NamedTuple):
+class StatusAmounts(NamedTuple):
     """The resources that the node's status is to have from cpupool.
 
     Attributes:
@@ -57,11 +57,12 @@ def wanted(
     names: Names,
     *,
     complete: bool,
-) -> Wanted:
+) -> StatusAmounts:
     """Return what the node's status is to have.
 
     Args:
-        offers: the resource of each plugin → resource → how much pods can have, as for `merged`.
+        offers: the resource of each plugin → resource → how much pods can have; an argument of
+            `merged`.
         present: what the status has.
         names: the names of the pools' resources.
         complete: whether all plugins have had time to register: before that a resource that an
@@ -78,7 +79,7 @@ def wanted(
         kept = {name: has.capacity for name, has in present.items() if has.ours and has.capacity}
         offered = amounts.keys() | refused.keys()
         amounts |= {name: count for name, count in kept.items() if name not in offered}
-    return Wanted(amounts, refused)
+    return StatusAmounts(amounts, refused)
 
 
 def shown(present: Mapping[str, NodeAmount], amounts: Mapping[str, int]) -> bool:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from cpupool.core.names import Names
     from cpupool.core.workloads import Node
-    from cpupool.qrm.node_resources import Offers, Wanted
+    from cpupool.qrm.node_resources import PluginAmounts, StatusAmounts
     from cpupool.telemetry.health import Health
 
 log = logs.get(__name__)
@@ -75,7 +75,7 @@ class NodeResources(StepLoop):
     def __init__(
         self,
         sink: NodeResourceSink,
-        offers: Callable[[], Offers],
+        offers: Callable[[], PluginAmounts],
         *,
         node: Callable[[], Node | None],
         names: Names,
@@ -148,7 +148,7 @@ class NodeResources(StepLoop):
         self._failure = self._remedy = ""
         self._failures.ends()
 
-    def _tell(self, wanted: Wanted) -> None:
+    def _tell(self, wanted: StatusAmounts) -> None:
         """Report what is written and what not, and log once what is refused."""
         for name, why in wanted.refused.items():
             if self._refused.get(name) != why:

@@ -23,7 +23,7 @@ Offer = tuple[str, "Sequence[TopologyHint] | None"]
 
 _MOST_STEPS: Final = 2**18
 """How many hints the search looks at."""
-_NO_WISH: Final = TopologyHint(None, preferred=True)
+_NO_PREFERENCE: Final = TopologyHint(None, preferred=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class _Search:
                 yield chosen
             return
         _, hints = self._offers[len(chosen)]
-        for hint in hints or (_NO_WISH,):
+        for hint in hints or (_NO_PREFERENCE,):
             self._steps += 1
             if self._steps > _MOST_STEPS:
                 self.complete = False

@@ -18,15 +18,16 @@ from cpupool.manager import by_plugins
 from cpupool.policies.qrm.questions import Question
 from cpupool.qrm import next_questions
 from cpupool.qrm.plugin_client import PluginError
-from cpupool.qrm.question_table import Call, Event, Heard, Start
+from cpupool.qrm.question_table import Call, Event, HintsAnswer, Start
 from cpupool.telemetry import log as logs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from cpupool.core.cpu_manager import TopologyHint
-    from cpupool.core.plugin_facts import Answers
+    from cpupool.core.plugin_facts import AnswerParts
     from cpupool.core.workloads import Container, ContainerID, Pod
+    from cpupool.manager.by_plugins import Awaited
     from cpupool.manager.resolve import Snapshot
     from cpupool.qrm.answer_book import AnswerBook
     from cpupool.qrm.plugin_client import ResourcePlugin
@@ -41,7 +42,13 @@ _FREE: Final = (Call.QUIET, Call.HINTED)
 
 
 class PluginAdmitter:
-    """Admits containers, each pod's one after the other; only one thread calls it."""
+    """Admits containers, each pod's one after the other; only one thread calls it.
+
+    Args:
+        table: the questions.
+        book: judges the answers.
+        snapshot: returns the node's facts and decisions.
+    """
 
     def __init__(
         self, table: QuestionTable, book: AnswerBook, snapshot: Callable[[], Snapshot]
@@ -49,23 +56,39 @@ class PluginAdmitter:
         self._table = table
         self._book = book
         self._snapshot = snapshot
+        # The moment, and the changes of the table, at which no container lacked an answer.
+        self._complete: tuple[Snapshot, int] | None = None
 
     def admit(self, now: Snapshot, plugins: Mapping[str, PluginWorker]) -> float:
         """Ask for what containers lack; return when the next attempt is due."""
-        if not by_plugins.awaited(now.facts):
+        rules = by_plugins.Awaited.of(now.facts)
+        if not rules.resources or self._is_complete(now):
             return math.inf
         # A plugin that lists does so before it allocates.
         unlisted = self._table.unlisted
         listed = {name: worker for name, worker in plugins.items() if name not in unlisted}
+        complete = True
         for pod in oldest_first(now.resolution.view.pods):
             skipped = pod.description.starts_early and not pod.running
             if pod.finished or pod.ending or skipped:
                 continue
             for container in pod.containers:
                 ended = pod.running and container.kind is ContainerKind.INIT
-                if not (ended or self._has_all(now, pod, container, listed)):
+                if not (ended or self._has_all(now, pod, container, rules, listed)):
+                    complete = False
                     break
+        # What is heard later may be about a container that has all by then.
+        complete = complete and all(row.call is Call.QUIET for row in self._table)
+        self._complete = (now, self._table.changes) if complete else None
         return self._table.next_s()
+
+    def _is_complete(self, now: Snapshot) -> bool:
+        """Return whether nothing has changed since no container lacked an answer."""
+        if self._complete is None:
+            return False
+        before, changes = self._complete
+        same = before.facts is now.facts and before.resolution is now.resolution
+        return same and changes == self._table.changes
 
     def prepare(self, now: Snapshot, plugins: Mapping[str, PluginWorker]) -> float:
         """Ask for the starts that are not prepared; return when the next attempt is due."""
@@ -104,11 +127,11 @@ class PluginAdmitter:
             return
         self._table.move(row, Event.ASK)
 
-        def answered(answers: Answers) -> None:
+        def answered(answers: AnswerParts) -> None:
             self._table.hear(row, Event.ANSWERED)
             if worker.options.pre_start:
                 self._table.prepare(row, question)
-            given = self._book.asked_for(pod, question.quantity, answers, hint, has=row.given)
+            given = self._book.asked_for(pod, question.quantity, answers, hint, has=row.answer)
             row.confirmed_s = self._table.now_s()
             self._book.take(self._snapshot(), {(row.container, row.resource): given})
             self._table.answered(row.container)
@@ -116,11 +139,16 @@ class PluginAdmitter:
         self._ask(worker, row, lambda plugin: plugin.allocate(question, hint), answered)
 
     def _has_all(
-        self, now: Snapshot, pod: Pod, container: Container, plugins: Mapping[str, PluginWorker]
+        self,
+        now: Snapshot,
+        pod: Pod,
+        container: Container,
+        rules: Awaited,
+        plugins: Mapping[str, PluginWorker],
     ) -> bool:
         """Return whether a container has all answers; ask for what it lacks."""
         ref = ContainerRef(pod.cgroup_uid, container.name)
-        if not by_plugins.lacking(now.facts, now.resolution.grants, pod, container):
+        if not by_plugins.lacking(now.facts, now.resolution.grants, pod, container, rules):
             self._table.has_all(ref)
             return True
         refs = [ContainerRef(pod.cgroup_uid, each.name) for each in pod.containers]
@@ -146,7 +174,7 @@ class PluginAdmitter:
             return
         self._table.move(row, Event.ASK_HINTS)
 
-        def heard(found: Heard) -> None:
+        def heard(found: HintsAnswer) -> None:
             if self._table.hear(row, Event.HEARD):
                 row.hints = found
 
@@ -192,9 +220,11 @@ class PluginAdmitter:
             for container in pod.containers:
                 ref = ContainerRef(pod.cgroup_uid, container.name)
                 for row in self._table.of(ref):
-                    if not row.given or row.start is not Start.FREE or row.resource not in plugins:
+                    if not row.answer or row.start is not Start.FREE or row.resource not in plugins:
                         continue
-                    quantity = by_plugins.asked(facts, grants, pod, container).get(row.resource)
+                    quantity = by_plugins.plugin_requests(facts, grants, pod, container).get(
+                        row.resource
+                    )
                     if quantity is not None:
                         question = Question.of(pod, container, row.resource, quantity)
                         runs = frozenset([container.id] if container.id else [])
@@ -212,15 +242,15 @@ def _starting(now: Snapshot) -> Mapping[ContainerRef, ContainerID | None]:
     }
 
 
-def _hints(question: Question, plugin: ResourcePlugin) -> Heard:
-    """Return a plugin's hints; a refusal is a list without hints, as for the kubelet.
+def _hints(question: Question, plugin: ResourcePlugin) -> HintsAnswer:
+    """Return a plugin's hints; a refusal is a list without hints, as in the kubelet.
 
     Raises:
         PluginError: the plugin does not answer.
     """
     try:
-        return Heard(plugin.hints(question))
+        return HintsAnswer(plugin.hints(question))
     except PluginError as error:
         if not error.refused:
             raise
-        return Heard((), f"the plugin for {question.resource} {error.why}")
+        return HintsAnswer((), f"the plugin for {question.resource} {error.why}")

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cpupool.core.cpu_manager import TopologyHint
-    from cpupool.core.plugin_facts import Answers
+    from cpupool.core.plugin_facts import AnswerParts
     from cpupool.core.topology import CPUTopology
     from cpupool.core.workloads import ContainerRef
     from cpupool.policies.qrm.questions import PluginOptions, Question
@@ -190,7 +190,7 @@ class ResourcePlugin:
         read = partial(messages.hints, resource=self.resource)
         return self._ask(_HINTS, messages.request(question), read)
 
-    def allocate(self, question: Question, hint: TopologyHint | None = None) -> Answers:
+    def allocate(self, question: Question, hint: TopologyHint | None = None) -> AnswerParts:
         """Return what a container gets; nothing if the plugin has nothing to do for it.
 
         A plugin with alignment gets the merged hint with the request.
@@ -201,7 +201,7 @@ class ResourcePlugin:
             asked.hint.preferred = hint.preferred
         return self._ask(_ALLOCATE, asked, lambda found: messages.answers(found.allocation_result))
 
-    def allocations(self) -> Mapping[ContainerRef, Answers]:
+    def allocations(self) -> Mapping[ContainerRef, AnswerParts]:
         """Return what every container that it knows has now."""
         return self._ask(_LIST, api.GetResourcesAllocationRequest(), messages.allocations)
 

@@ -53,7 +53,7 @@ class _Said(NamedTuple):
         given: what it has said.
     """
 
-    beside: plugin_facts.Given
+    beside: plugin_facts.RecordedAnswer
     given: Placed
 
 
@@ -126,7 +126,7 @@ class PluginInquiry:
     def stocks(self, topology: CPUTopology) -> Mapping[str, Stock]:
         """Return resource of a plugin → what the plugin says that the node has.
 
-        Its last words stand for some minutes, as for the node's status.
+        Its last words stand for some minutes, as in the node's status.
         """
 
         def ask(plugin: ResourcePlugin) -> tuple[Stock | None, PluginError | None]:

@@ -16,7 +16,7 @@ from cpupool.api import podresources_pb2
 from cpupool.api import resourceplugin_pb2 as api
 from cpupool.core.cpu_manager import TopologyHint
 from cpupool.core.errors import RemoteProtocolError
-from cpupool.core.plugin_facts import Answer
+from cpupool.core.plugin_facts import AnswerPart
 from cpupool.core.quantity import is_amount
 from cpupool.core.resources import LONGEST_NAME, is_name
 from cpupool.core.topology import MOST_NODES
@@ -26,7 +26,7 @@ from cpupool.policies.qrm.questions import PluginOptions
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from cpupool.core.plugin_facts import Answers
+    from cpupool.core.plugin_facts import AnswerParts
     from cpupool.core.topology import CPUTopology
     from cpupool.policies.qrm.questions import Question
 
@@ -100,7 +100,7 @@ def hints(found: api.ResourceHintsResponse, resource: str) -> Hints:
     return _listed(entry.value)
 
 
-def answers(allocation: api.ResourceAllocation) -> Answers:
+def answers(allocation: api.ResourceAllocation) -> AnswerParts:
     """Return the answers for a container: resource → answer."""
     _bound(allocation, MOST_CONTAINER_BYTES, "for one container")
     entries: Sequence[api.AllocationEntry] = allocation.resource_allocation
@@ -109,7 +109,7 @@ def answers(allocation: api.ResourceAllocation) -> Answers:
     return {intern(entry.key): _answer(entry.value) for entry in filled}
 
 
-def allocations(listed: api.GetResourcesAllocationResponse) -> Mapping[ContainerRef, Answers]:
+def allocations(listed: api.GetResourcesAllocationResponse) -> Mapping[ContainerRef, AnswerParts]:
     """Return the answers for each container of a list."""
     pods = listed.pod_resources
     count = len(pods)
@@ -124,7 +124,7 @@ def allocations(listed: api.GetResourcesAllocationResponse) -> Mapping[Container
     }
 
 
-def recorded_answer(data: bytes) -> Answer:
+def recorded_answer(data: bytes) -> AnswerPart:
     """Return the answer in the bytes of a ResourceAllocationInfo.
 
     Raises:
@@ -190,9 +190,9 @@ def _entries(info: api.ResourceAllocationInfo) -> int:
     return named + sum(1 + len(hint.nodes) for hint in info.resource_hints.hints)
 
 
-def _answer(info: api.ResourceAllocationInfo) -> Answer:
+def _answer(info: api.ResourceAllocationInfo) -> AnswerPart:
     # A node has hundreds of answers, most of them with the same words and without the others.
-    return Answer(
+    return AnswerPart(
         intern(info.oci_property_name),
         intern(info.allocation_result),
         info.allocated_quantity,

@@ -39,11 +39,11 @@ class PluginRegistry:
 
     Args:
         folders: where plugins make their sockets; a folder may be missing.
-        post: as for `PluginWorker`.
+        post: the same argument of `PluginWorker`.
         changed: called when something in a folder has changed; any thread calls it.
         registered: called after another plugin serves a resource, or none any more.
         refuses: returns why no plugin may serve a resource; empty if one may.
-        observe: as for `PluginWorker`.
+        observe: the same argument of `PluginWorker`.
         started: called with the thread of each plugin.
     """
 
@@ -235,7 +235,7 @@ def _entries(folder: Path) -> list[Path]:
 def _status(path: Path) -> os.stat_result | None:
     """Return the status of a socket that may be a plugin's; None for anything else.
 
-    A name with a dot in front is not complete, as for the kubelet's plugin watcher.
+    A name with a dot in front is not complete, as in the kubelet's plugin watcher.
     """
     return (
         None

@@ -17,7 +17,7 @@ from cpupool.core.workloads import ContainerKind, ContainerRef
 from cpupool.loops.attempts import Attempt
 from cpupool.manager import by_plugins
 from cpupool.policies.qrm.questions import Question
-from cpupool.qrm.node_resources import Offers
+from cpupool.qrm.node_resources import PluginAmounts
 from cpupool.qrm.plugin_client import PluginError
 from cpupool.qrm.question_table import GRACE_S
 from cpupool.telemetry import log as logs
@@ -25,7 +25,7 @@ from cpupool.telemetry import log as logs
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from cpupool.core.plugin_facts import Answers, Given
+    from cpupool.core.plugin_facts import AnswerParts, RecordedAnswer
     from cpupool.core.workloads import Container, Pod
     from cpupool.manager.resolve import Snapshot
     from cpupool.qrm.answer_book import AnswerBook
@@ -96,7 +96,7 @@ class PluginRounds:
         self._snapshot = snapshot
         self._offered = offered
         self._every_s = {_Round.LIST: every_s, _Round.OFFER: _OFFER_S, _Round.REMOVE: 0.0}
-        self._offers = Offers({})
+        self._offers = PluginAmounts({})
         self._complete_s: float | None = None
         self._turns: dict[tuple[str, _Round], _Turn] = {}
 
@@ -113,7 +113,7 @@ class PluginRounds:
             self._ask(name, _Round.LIST, worker, lambda each: each.allocations(), done)
         return self._due_s(lists, _Round.LIST)
 
-    def offers(self) -> Offers:
+    def offers(self) -> PluginAmounts:
         """Return what plugins say that the node has."""
         return self._offers
 
@@ -126,7 +126,7 @@ class PluginRounds:
         if self._complete_s is None:
             self._complete_s = now_s + GRACE_S
         kept = {name: has[name] for name in has if name in plugins or name in self._table.lost_s}
-        self._take_offers(Offers(kept, now_s >= self._complete_s))
+        self._take_offers(PluginAmounts(kept, now_s >= self._complete_s))
         for name, worker in plugins.items():
             done = partial(self._has_offered, name)
             self._ask(name, _Round.OFFER, worker, lambda each: each.node_resources(), done)
@@ -179,25 +179,25 @@ class PluginRounds:
         self,
         resource: str,
         worker: PluginWorker,
-        listed: Mapping[ContainerRef, Answers] | PluginError,
+        listed: Mapping[ContainerRef, AnswerParts] | PluginError,
     ) -> None:
         """Take what containers have now; a plugin that has forgotten one is asked again."""
         self._table.unlisted.discard(resource)
         if isinstance(listed, PluginError):
             return
         now, now_s = self._snapshot(), self._table.now_s()
-        changed: dict[tuple[ContainerRef, str], Given] = {}
+        changed: dict[tuple[ContainerRef, str], RecordedAnswer] = {}
         for pod, container, quantity in _requesting(now, resource):
             ref = ContainerRef(pod.cgroup_uid, container.name)
             row, found = self._table.row(ref, resource), listed.get(ref, {})
-            has = row.given
+            has = row.answer
             if found:
                 row.confirmed_s = now_s
-                if has is None or has.kept or found != has.answers:
+                if has is None or has.kept or found != has.parts:
                     given = self._book.listed(pod, quantity, found, has)
-                    if has is None or has.kept or given.answers != has.answers:
+                    if has is None or has.kept or given.parts != has.parts:
                         changed[ref, resource] = given
-            elif has is not None and (has.answers or has.refused):
+            elif has is not None and (has.parts or has.refused):
                 question = Question.of(pod, container, resource, quantity)
                 self._admitter.allocate(worker, pod, question, has.hint)
         self._book.take(now, changed)
@@ -211,7 +211,7 @@ class PluginRounds:
         has = self._offers
         self._take_offers(has._replace(by_plugin={**has.by_plugin, resource: found}))
 
-    def _take_offers(self, offers: Offers) -> None:
+    def _take_offers(self, offers: PluginAmounts) -> None:
         if offers != self._offers:
             self._offers = offers
             self._offered()
@@ -245,9 +245,9 @@ def _remove(pods: Sequence[str], gone: list[str], plugin: ResourcePlugin) -> Non
 
 def _requesting(now: Snapshot, resource: str) -> Iterator[tuple[Pod, Container, float]]:
     """Yield the containers that request a resource, without init containers, which end."""
-    facts, grants = now.facts, now.resolution.grants
+    rules, grants = by_plugins.Awaited.of(now.facts), now.resolution.grants
     for pod in now.resolution.view.pods:
         for container in pod.containers:
-            asked = by_plugins.asked(facts, grants, pod, container)
+            asked = by_plugins.plugin_requests_by(rules, grants, pod, container)
             if resource in asked and container.kind is not ContainerKind.INIT:
                 yield pod, container, asked[resource]

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from grpclib.const import Handler
 
-    from cpupool.core.plugin_facts import Answer, Answers
+    from cpupool.core.plugin_facts import AnswerPart, AnswerParts
     from cpupool.core.topology import CPUTopology
     from cpupool.core.workloads import Pod
     from cpupool.host.root import HostRoot
@@ -86,7 +86,7 @@ class ExtendedPodResources:
 
     def _list(self) -> api.ListPodResourcesResponse:
         listed, facts = _passed(self._kubelet.pods), self._facts()
-        said = self._plugins.given(facts.plugins.given, facts.topology)
+        said = self._plugins.given(facts.plugins.answers, facts.topology)
         pods = {(pod.namespace, pod.name): pod for pod in facts.pods or ()}
         for shown in listed.pod_resources:
             if (pod := pods.get((shown.namespace, shown.name))) is not None:
@@ -124,10 +124,10 @@ def _add(
 ) -> None:
     for container in shown.containers:
         ref = ContainerRef(pod.cgroup_uid, container.name)
-        given, heard = facts.plugins.given.get(ref, {}), said.get(ref, {})
+        given, heard = facts.plugins.answers.get(ref, {}), said.get(ref, {})
         resources = merged(
             {
-                plugin: _joined(heard.get(plugin, {}), _recorded(each.answers, facts.topology))
+                plugin: _joined(heard.get(plugin, {}), _recorded(each.parts, facts.topology))
                 for plugin, each in given.items()
                 if not each.refused
             }
@@ -143,11 +143,11 @@ def _joined(said: Placed, recorded: Placed) -> Placed:
     }
 
 
-def _recorded(answers: Answers, topology: CPUTopology) -> Placed:
+def _recorded(answers: AnswerParts, topology: CPUTopology) -> Placed:
     return {name: _resource(name, answer, topology) for name, answer in answers.items()}
 
 
-def _resource(name: str, answer: Answer, topology: CPUTopology) -> api.TopologyAwareResource:
+def _resource(name: str, answer: AnswerPart, topology: CPUTopology) -> api.TopologyAwareResource:
     amounts = list(_amounts(answer, topology))
     return api.TopologyAwareResource(
         resource_name=name,
@@ -160,7 +160,7 @@ def _resource(name: str, answer: Answer, topology: CPUTopology) -> api.TopologyA
     )
 
 
-def _amounts(answer: Answer, topology: CPUTopology) -> Iterator[api.TopologyAwareQuantity]:
+def _amounts(answer: AnswerPart, topology: CPUTopology) -> Iterator[api.TopologyAwareQuantity]:
     """Yield the amount on each NUMA node; of CPUs, an answer need not say it."""
     by_node: Mapping[int, int] = answer.by_node
     if not by_node and answer.oci_property == CPUSET_CPUS:

@@ -53,7 +53,7 @@ from cpupool.loops.attempts import Attempt
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
-    from cpupool.core.plugin_facts import Given, Record
+    from cpupool.core.plugin_facts import Record, RecordedAnswer
     from cpupool.core.workloads import ContainerID, ContainerRef
     from cpupool.policies.qrm.questions import Question
     from cpupool.qrm.bad_answers import Broken
@@ -210,7 +210,7 @@ def after(table: Mapping[tuple[_State, Event], _State], state: _State, event: Ev
     return table.get((state, event), state)
 
 
-class Heard(NamedTuple):
+class HintsAnswer(NamedTuple):
     """A plugin's hints for a container.
 
     Attributes:
@@ -231,7 +231,7 @@ class Row:
         resource: the name under which its plugin is registered.
         call: its state, as are `has` and `start`.
         hints: what was heard, while it is HINTED.
-        given: the answer, unless it has NOTHING or PERHAPS something.
+        answer: the answer, unless it has NOTHING or PERHAPS something.
         own: the CPUs that the answer gives to the container alone.
         broken: the rule that the last answer has broken; None after a good one.
         confirmed_s: when the plugin has last confirmed the answer.
@@ -246,8 +246,8 @@ class Row:
     call: Call = field(default=Call.QUIET, init=False)
     has: Has = field(default=Has.NOTHING, init=False)
     start: Start = field(default=Start.FREE, init=False)
-    hints: Heard | None = field(default=None, init=False)
-    given: Given | None = field(default=None, init=False)
+    hints: HintsAnswer | None = field(default=None, init=False)
+    answer: RecordedAnswer | None = field(default=None, init=False)
     own: CPUSet = field(default=_NO_CPUS, init=False)
     broken: Broken | None = field(default=None, init=False)
     confirmed_s: float | None = field(default=None, init=False)
@@ -315,14 +315,14 @@ class QuestionTable:
         """Return the questions of a container."""
         return self._rows.get(container, {}).values()
 
-    def given(self, container: ContainerRef) -> Mapping[str, Given]:
+    def answers(self, container: ContainerRef) -> Mapping[str, RecordedAnswer]:
         """Return the answers for a container: resource → answer."""
-        return {row.resource: row.given for row in self.of(container) if row.given is not None}
+        return {row.resource: row.answer for row in self.of(container) if row.answer is not None}
 
     @property
     def record(self) -> Record:
         """Every answer, also the bad ones."""
-        return {ref: given for ref in self._rows if (given := self.given(ref))}
+        return {ref: answers for ref in self._rows if (answers := self.answers(ref))}
 
     @property
     def refusals(self) -> Mapping[ContainerRef, str]:
@@ -377,14 +377,14 @@ class QuestionTable:
         self.move(row, Event.LATE if late else event)
         return not late
 
-    def enter(self, row: Row, event: Event, given: Given) -> None:
+    def enter(self, row: Row, event: Event, answer: RecordedAnswer) -> None:
         """Let an event that brings an answer move a question."""
         self.move(row, event)
         self._pods.setdefault(row.container.pod, _Pod())
         self.changes += 1
-        row.given = given
-        row.own = given.cpus if given.exclusive else _NO_CPUS
-        if not given.refused:
+        row.answer = answer
+        row.own = answer.cpus if answer.exclusive else _NO_CPUS
+        if not answer.refused:
             row.broken = None
 
     def prepare(
@@ -484,7 +484,7 @@ class QuestionTable:
     def recalled(self) -> None:
         """Note that no plugin of a recorded answer has registered: each may, for some minutes."""
         now_s = self.now_s()
-        self.lost_s |= {row.resource: now_s for row in self if row.given is not None}
+        self.lost_s |= {row.resource: now_s for row in self if row.answer is not None}
 
     # What happens to a pod.
 
@@ -544,16 +544,16 @@ class QuestionTable:
     def _ask_again(self, resource: str, name: str) -> None:
         """Let a pod that has returned keep what a plugin has forgotten until it answers anew."""
         for row in [row for row in self if (row.container.pod, row.resource) == (name, resource)]:
-            if row.given and not row.given.refused:
-                self.enter(row, Event.KEEP, replace(row.given, kept=True))
+            if row.answer and not row.answer.refused:
+                self.enter(row, Event.KEEP, replace(row.answer, kept=True))
 
     def _forget(self, name: str) -> None:
         """Forget a pod; of a call that has not ended the question stays."""
         after(STAY, self._pods.pop(name).stay, Event.FORGET)
         for row in [row for row in self if row.container.pod == name]:
             self.move(row, Event.FORGET)
-            self.changes += row.given is not None
-            row.given, row.own, row.broken, row.confirmed_s = None, _NO_CPUS, None, None
+            self.changes += row.answer is not None
+            row.answer, row.own, row.broken, row.confirmed_s = None, _NO_CPUS, None, None
             if row.call is Call.LEFT:
                 self._pods[name] = _Pod()
         for ref in [ref for ref in self._containers if ref.pod == name]:

@@ -66,9 +66,9 @@ class PluginSettings:
     """The agent's settings for plugins.
 
     Attributes:
-        folders: where plugins make their sockets, as for `PluginRegistry`; the first is our own,
+        folders: where plugins make their sockets (`PluginRegistry`); the first is our own,
             with the door. Without any folder no plugin is asked.
-        names: as for `PluginFacts`.
+        names: the same attribute of `PluginFacts`.
         reconcile_s: how often plugins are asked for what containers have now.
         of_node: whether plugins are asked what the node has, too.
     """
@@ -247,7 +247,9 @@ class ResourceManager(StepLoop):
         if now.facts.pods is None:
             return _LOOK_S
         self._book.judge_again(now)
-        self._say(self._book.recover_late(now))
+        if now.facts.recovered:
+            # What is found before that would be no record of an earlier agent for `take_over`.
+            self._say(self._book.recover_late(now))
         due_s = self._remove_ended(now)
         self._publish()
         now = self._manager.snapshot()
@@ -306,7 +308,7 @@ class ResourceManager(StepLoop):
                     self._events.pod(pod, "PluginAnswerRefused", said)
 
     def _served(self) -> frozenset[str]:
-        answered = (row.resource for row in self._table if row.given is not None)
+        answered = (row.resource for row in self._table if row.answer is not None)
         known = (self._table.lost_s, self._imports.resources, answered)
         return frozenset(self._registry.plugins).union(*known)
 

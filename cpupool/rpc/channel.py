@@ -39,7 +39,7 @@ _HUNG_UP: Final = (H2Error, OSError, StreamTerminatedError)
 
 
 class CallFailed(Exception):
-    """A call without an answer.
+    """A call without a response.
 
     Attributes:
         status: why, as the peer says or this side has found.
@@ -95,21 +95,21 @@ class Channel:
         self._given_up = False
 
     def call(self, method: str, request: Message, answer: type[T], timeout_s: float) -> T:
-        """Call a method and return its answer.
+        """Call a method and return its response.
 
         Args:
             method: its path, as `/v1beta1.Registration/Register`.
             request: the message for it.
-            answer: the type of its answer.
+            answer: the type of its response.
             timeout_s: how long to wait, with the time to connect.
 
         Raises:
-            CallFailed: there is no answer.
+            CallFailed: there is no response.
         """
         return parsed(answer, self.ask(method, request, timeout_s))
 
     def ask(self, method: str, request: Message, timeout_s: float) -> bytes:
-        """Call a method and return the bytes of its answer, for a caller that has bounds for them.
+        """Call a method and return the bytes of its response, for a caller that bounds them.
 
         Args:
             method: its path, as `/v1beta1.Registration/Register`.
@@ -117,7 +117,7 @@ class Channel:
             timeout_s: how long to wait, with the time to connect.
 
         Raises:
-            CallFailed: there is no answer.
+            CallFailed: there is no response.
         """
         # The loop is this thread's: no callback comes between this and the run of the task.
         self._running = self._loop.create_task(self._call(method, request, timeout_s))
@@ -171,7 +171,7 @@ class Channel:
 async def _opened(
     opening: client.Stream[Any, bytes],
 ) -> AsyncIterator[client.Stream[Any, bytes]]:
-    """Open a stream; at its end the library reads the answer's trailers, and its status again."""
+    """Open a stream; at its end the library reads the response's trailers, and its status again."""
     stream = await opening.__aenter__()
     try:
         yield stream
@@ -185,7 +185,7 @@ async def _opened(
 
 @contextmanager
 def _readable(*raised: type[Exception]) -> Iterator[None]:
-    """Let one call of the library fail by a status where an answer breaks the protocol.
+    """Let one call of the library fail by a status where a response breaks the protocol.
 
     Args:
         raised: the errors of the call in that case.
@@ -197,7 +197,7 @@ def _readable(*raised: type[Exception]) -> Iterator[None]:
 
 
 def parsed(kind: type[T], data: bytes) -> T:
-    """Return the message in the bytes of an answer.
+    """Return the message in the bytes of a response.
 
     Raises:
         CallFailed: they are no such message.

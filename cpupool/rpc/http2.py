@@ -1,7 +1,7 @@
 """HTTP/2 connections for gRPC, with bounds for the memory and the work that one peer can cause.
 
 grpclib and h2 bound the data of one stream. They also keep memory for each stream that a peer
-resets, for each frame without data, for each setting, and for each answer that a peer does not
+resets, for each frame without data, for each setting, and for each response that a peer does not
 read. They have no bound for this memory. The bounds here hold for a connection, and with `Room` for
 all connections of a loop.
 
@@ -362,7 +362,7 @@ class Connection(protocol.H2Protocol):
             self._take(data[start : start + _FRAME_BYTES])
 
     def pause_writing(self) -> None:
-        """Read nothing more: each frame that is read may have an answer that the peer leaves."""
+        """Read nothing more: each frame that is read may have a response that the peer leaves."""
         super().pause_writing()
         self._transport.pause_reading()
 

@@ -42,7 +42,7 @@ def unary(
     Args:
         path: the method's path, as `/v1beta1.DevicePlugin/Allocate`.
         request: the type of its requests.
-        answer: returns the answer to one.
+        answer: returns the response to one.
     """
     failures = Failures()
 
@@ -59,16 +59,16 @@ def unary(
 def shared(
     path: str, request: type[_Request], answer: Callable[[], Message]
 ) -> tuple[str, Handler]:
-    """Return a method whose answer is the same for all callers, and made by asking peers.
+    """Return a method whose response is the same for all callers, and made by asking peers.
 
     It is made in another thread than the loop's, once at a time. Callers that come meanwhile wait
-    for the next one, and share it: no answer is older than its call, and many callers cost two at
+    for the next one, and share it: no response is older than its call, and many callers cost two at
     most. A caller that goes away ends nothing.
 
     Args:
         path: the method's path.
         request: the type of its requests, which say nothing.
-        answer: returns the answer.
+        answer: returns the response.
     """
     failures, runs = Failures(), _Runs(lambda: answer().SerializeToString())
 
@@ -115,7 +115,7 @@ class _Runs:
 def streaming(
     path: str, request: type[_Request], answers: Callable[[_Request], AsyncGenerator[bytes, None]]
 ) -> tuple[str, Handler]:
-    """Return a method whose answers, encoded already, come as long as its client listens."""
+    """Return a method whose responses, encoded already, come as long as its client listens."""
     failures = Failures()
 
     async def handle(stream: Stream[bytes, bytes]) -> None:
@@ -126,7 +126,7 @@ def streaming(
                 async for message in messages:
                     with http2.holding(stream, len(message)):
                         await http2.send(stream, message)
-                    # The answer's memory is free before the next one comes.
+                    # The response's memory is free before the next one comes.
                     del message
 
     return path, Handler(handle, Cardinality.UNARY_STREAM, bytes, bytes)

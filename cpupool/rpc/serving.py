@@ -32,7 +32,7 @@ _SOCKET_MODE: Final = 0o600
 _READ: Final = frozenset((":method", ":path", "content-type", "te"))
 """The headers of a call that the server reads. A client's deadline ends its call by a reset, too,
 and no method here has metadata: the library logs a traceback for a deadline that is over and for
-metadata that it cannot decode, and leaves some of these calls without an answer."""
+metadata that it cannot decode, and leaves some of these calls without a response."""
 _TURNS: Final = 5
 """The turns until a client that the kernel has connected has a connection here: four, and one."""
 

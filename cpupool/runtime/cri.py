@@ -76,7 +76,7 @@ class CRI:
     gives each event to one listener only, so that the kubelet misses it (1.x:
     pkg/cri/server/container_events.go).
 
-    No call but Version begins while the runtime waits for the agent's answer by NRI. The runtime
+    No call but Version begins while the runtime waits for the agent's response by NRI. The runtime
     holds its lock then, and the calling thread also gets the facts for that answer. Runtimes answer
     Version from constants.
 
@@ -88,7 +88,7 @@ class CRI:
         names: the names of the annotations that Allocate's replies leave on containers.
         memory: container → its memory nodes, which each change of the container repeats, because a
             runtime writes all values that it remembers.
-        awaits: returns whether the runtime waits for an answer of the agent by NRI.
+        awaits: returns whether the runtime waits for a response of the agent by NRI.
         timeout_s: the time for one answer; the sweep waits, too.
         now_s: a monotonic clock.
     """
@@ -123,7 +123,7 @@ class CRI:
         return answer.runtime_name, answer.runtime_version
 
     def connected(self) -> bool:
-        """Return whether the runtime answers, by its last answer or by a call now and then."""
+        """Return whether the runtime answers, by its last response or by a call now and then."""
         if self._socket is None and self._now_s() >= self._retry_at_s:
             with suppress(RemoteProtocolError):
                 self.version()
@@ -133,7 +133,7 @@ class CRI:
         """Return the containers and sandboxes of the kubelet that the runtime knows.
 
         Raises:
-            RuntimeAwaitsAnswer: it waits for an answer of the agent itself.
+            RuntimeAwaitsAnswer: it waits for a response of the agent itself.
             RemoteProtocolError: the runtime does not answer.
         """
         if not ids:
@@ -167,7 +167,7 @@ class CRI:
         Only the spec has the annotation of an NRI plugin: CRI's own field shows the kubelet's.
 
         Raises:
-            RuntimeAwaitsAnswer: it waits for an answer of the agent itself.
+            RuntimeAwaitsAnswer: it waits for a response of the agent itself.
             RemoteProtocolError: the runtime does not answer.
         """
         if not ids:
@@ -200,7 +200,7 @@ class CRI:
             The list, empty if there is none; None if the runtime does not know the container.
 
         Raises:
-            RuntimeAwaitsAnswer: it waits for an answer of the agent itself.
+            RuntimeAwaitsAnswer: it waits for a response of the agent itself.
             RemoteProtocolError: the runtime does not answer.
         """
         with self._calling("ContainerStatus") as channel:
@@ -219,7 +219,7 @@ class CRI:
 
         Raises:
             ContainerNotFound: it has ended.
-            RuntimeBusy: the runtime waits for an answer of the agent itself.
+            RuntimeBusy: the runtime waits for a response of the agent itself.
             RuntimeSilent: the runtime does not answer.
             RuntimeRefused: it did not.
             ValueError: there are no CPUs; a runtime would read that as no change.
@@ -239,7 +239,7 @@ class CRI:
 
         Raises:
             ContainerNotFound: it has ended.
-            RuntimeBusy: the runtime waits for an answer of the agent itself.
+            RuntimeBusy: the runtime waits for a response of the agent itself.
             RuntimeSilent: the runtime does not answer.
             RuntimeRefused: it did not.
         """
@@ -279,7 +279,7 @@ class CRI:
             raise kind(container, what, str(error)) from error
 
     def _find_runtime(self) -> tuple[Path, VersionResponse]:
-        """Find the socket on which a runtime answers, and give its answer."""
+        """Find the socket on which a runtime answers, and give its response."""
         failures = []
         started_s = self._now_s()
         for socket in filter(_is_there, self._sockets):
@@ -356,7 +356,7 @@ class CRI:
         """Call the method that has the name of its request.
 
         Raises:
-            RuntimeAwaitsAnswer: the runtime waits for an answer of the agent itself.
+            RuntimeAwaitsAnswer: the runtime waits for a response of the agent itself.
             CallFailed: it does not answer, or refuses.
         """
         if not isinstance(request, VersionRequest) and self._awaits():
@@ -393,7 +393,7 @@ class _Spec(NamedTuple):
 def _questions(ids: AbstractSet[str]) -> Iterable[str]:
     """Return the ids to list by, or the empty id, which lists all.
 
-    A runtime takes the beginning of an id for the whole, so an answer may hold others.
+    A runtime takes the beginning of an id for the whole, so a response may hold others.
     """
     return ids if len(ids) <= _FEW else ("",)
 

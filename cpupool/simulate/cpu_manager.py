@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from cpupool.core.cpu_manager import Misfit
 from cpupool.core.cpuset import CPUSet
@@ -18,8 +18,8 @@ from cpupool.core.errors import PlacementError, PodRefused
 from cpupool.core.grants import WHOLE_POD, PodOwner
 from cpupool.core.names import POLICY_CPUS
 from cpupool.core.workloads import ContainerID, ContainerRef
-from cpupool.manager import choosing
-from cpupool.manager.choosing import Admission
+from cpupool.manager import choosing, resizing
+from cpupool.manager.choosing import Choices
 from cpupool.manager.facts import NodeFacts
 from cpupool.manager.guard import made
 from cpupool.policies.built_in import assignable
@@ -29,53 +29,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from cpupool.core.assignments import Step
-    from cpupool.core.grants import Grants
     from cpupool.core.pools import NodePools
     from cpupool.core.topology import CPUTopology
     from cpupool.core.workloads import Pod
-
-
-class Resizing(Protocol):
-    """The way in which a policy gives a running container more or fewer CPUs of its own."""
-
-    def resized(
-        self,
-        facts: NodeFacts,
-        pods: tuple[Pod, ...],
-        decided: Admission,
-        ref: ContainerRef,
-        count: int,
-    ) -> Grants:
-        """Return the grants after a resize of a container that owns CPUs.
-
-        Args:
-            facts: the node's facts.
-            pods: the pods of the node; that of the container requests the new number.
-            decided: the present decisions.
-            ref: the container.
-            count: how many CPUs it requests; 0 for no whole number.
-
-        Raises:
-            PlacementError: it keeps the CPUs that it has.
-        """
-        ...
-
-    def leaves(self, grants: Grants, ref: ContainerRef) -> bool:
-        """Return whether a container has CPUs that it must leave when its notice ends."""
-        ...
-
-    def settled(self, grants: Grants, ref: ContainerRef) -> Grants:
-        """Return the grants after a container has left these CPUs."""
-        ...
-
-    def notice_s(self, facts: NodeFacts, pod: Pod) -> float:
-        """Return how long the containers of a pod may stay on CPUs that they lose."""
-        ...
-
-
-def resizing_of(_facts: NodeFacts) -> Resizing | None:
-    """Return how the policy resizes containers; None if an owner keeps its CPUs until it ends."""
-    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +80,9 @@ class SimulatedCPUManager:
             pools=pools, configured=True, topology=topology, policy=policy, recovered=True
         )
         self._fails = pools.cpu_manager.on_misfit is Misfit.FAIL
-        self._resizing = resizing_of(self._facts)
         self._notices: dict[ContainerRef, float] = {}
         self._pods: dict[str, Pod] = {}
-        self._admission = Admission()
+        self._choices = Choices()
         self.room = Room.empty(topology, assignable(pools, topology) or CPUSet())
 
     @property
@@ -141,15 +96,15 @@ class SimulatedCPUManager:
         return self._refused(heals=False)
 
     def _refused(self, *, heals: bool) -> Mapping[str, str]:
-        refused = self._admission.refused.items()
+        refused = self._choices.refused.items()
         return {uid: each.error.as_kubelet for uid, each in refused if each.error.heals is heals}
 
-    def wants(self, pod: Pod) -> Mapping[str, int]:
+    def requests(self, pod: Pod) -> Mapping[str, int]:
         """Return container → how many CPUs the policy gives it, alone or with its whole pod."""
-        wants = choosing.wanted(self._facts, pod)
-        if WHOLE_POD in wants:
-            return dict.fromkeys((each.name for each in pod.containers), wants[WHOLE_POD])
-        return wants
+        requests = choosing.requested(self._facts, pod)
+        if WHOLE_POD in requests:
+            return dict.fromkeys((each.name for each in pod.containers), requests[WHOLE_POD])
+        return requests
 
     def start(self, pod: Pod, at_s: float) -> Iterator[Served]:
         """Start a pod; yield it once it has CPUs of its own.
@@ -157,15 +112,15 @@ class SimulatedCPUManager:
         Raises:
             PodRefused: it does not fit, and the pool file wants such pods to fail.
         """
-        if not self.wants(pod):
+        if not self.requests(pod):
             return
         self._pods[pod.uid] = _started(pod, at_s)
-        before = self._admission
+        before = self._choices
         served = tuple(self._decide(before))
-        refusal = self._admission.refused.get(pod.uid)
+        refusal = self._choices.refused.get(pod.uid)
         if refusal and refusal.holds and self._fails:
             del self._pods[pod.uid]
-            self._admission = before
+            self._choices = before
             why, name = refusal.error, f"{pod.namespace}/{pod.name}"
             raise PodRefused(name, why.reason, why.as_kubelet)
         yield from served
@@ -175,12 +130,12 @@ class SimulatedCPUManager:
         if self._pods.pop(pod.uid, None) is None:
             return
         self._notices = {ref: at_s for ref, at_s in self._notices.items() if ref.pod != pod.uid}
-        grants = self._admission.grants.without({PodOwner(pod.uid)})
-        refused = {uid: why for uid, why in self._admission.refused.items() if uid != pod.uid}
-        self._admission = Admission(grants, refused)
+        grants = self._choices.grants.without({PodOwner(pod.uid)})
+        refused = {uid: why for uid, why in self._choices.refused.items() if uid != pod.uid}
+        self._choices = Choices(grants, refused)
         self.room.free = self.room.layout.cpus - grants.cpus
         if refused:
-            yield from self._decide(self._admission)
+            yield from self._decide(self._choices)
 
     def resize(self, pod: Pod, container: str, count: int, at_s: float) -> Resized:
         """Give a container of a running pod the CPUs that it requests now, if the policy does.
@@ -191,27 +146,29 @@ class SimulatedCPUManager:
             count: how many CPUs it requests; 0 for no whole number.
             at_s: the time.
         """
-        before, earlier = self._admission, self._pods.get(pod.uid)
+        before, earlier = self._choices, self._pods.get(pod.uid)
         self._pods[pod.uid] = _started(pod, at_s, earlier.created if earlier else "")
         ref = ContainerRef(pod.uid, container)
         has = before.grants.part(pod.uid, POLICY_CPUS, container)
         if has and len(has) != count:
-            if not self._resizing:
+            if not self._facts.policy.kind.resizes:
                 return Resized(ignored=True)
             try:
-                grants = self._resizing.resized(*self._now(), before, ref, count)
+                facts, pods = self._now()
+                seen = choosing.view(facts, pods, before.grants, before)
+                grants = resizing.resized(facts, seen, ref, count)
             except PlacementError as error:
                 return Resized(refused=error.as_kubelet)
-            self._admission = replace(before, grants=grants)
+            self._choices = replace(before, grants=grants)
             self._notices.pop(ref, None)
-            if self._resizing.leaves(grants, ref):
-                self._notices[ref] = at_s + self._resizing.notice_s(self._facts, pod)
+            if container in grants.chosen[pod.uid].leaving:
+                self._notices[ref] = at_s + resizing.notice_s(self._facts, pod)
             return Resized(served=tuple(self._decide(before)))
         served = tuple(self._decide(before))
-        refusal = self._admission.refused.get(pod.uid)
+        refusal = self._choices.refused.get(pod.uid)
         if refusal and pod.uid not in before.refused:
             # It runs already, so it goes on as before.
-            self._admission = before
+            self._choices = before
             if earlier:
                 self._pods[pod.uid] = earlier
             else:
@@ -225,11 +182,12 @@ class SimulatedCPUManager:
 
     def end_notices(self, at_s: float) -> Iterator[Served]:
         """End the notices that last until now; yield the pods that get the CPUs."""
-        before, grants = self._admission, self._admission.grants
+        before, grants = self._choices, self._choices.grants
         for ref in [ref for ref, end_s in self._notices.items() if end_s <= at_s]:
             del self._notices[ref]
-            grants = self._resizing.settled(grants, ref) if self._resizing else grants
-        self._admission = replace(before, grants=grants)
+            left = grants.chosen[ref.pod].narrowed(ref.name).settled(ref.name, CPUSet())
+            grants = grants.replacing(left)
+        self._choices = replace(before, grants=grants)
         yield from self._decide(before)
 
     def _now(self) -> tuple[NodeFacts, tuple[Pod, ...]]:
@@ -237,16 +195,16 @@ class SimulatedCPUManager:
         facts = replace(self._facts, device_nodes={uid: {} for uid in self._pods})
         return facts, tuple(self._pods.values())
 
-    def _decide(self, before: Admission) -> Iterator[Served]:
+    def _decide(self, before: Choices) -> Iterator[Served]:
         """Choose CPUs for pods that lack some; yield those that have others than before."""
-        self._admission = choosing.admit(*self._now(), self._admission)
-        grants = self._admission.grants
+        self._choices = choosing.choose(*self._now(), self._choices)
+        grants = self._choices.grants
         self.room.free = self.room.layout.cpus - grants.cpus
         for uid, pod in self._pods.items():
             grant = grants.all.get((PodOwner(uid), POLICY_CPUS))
             if grant and grant.parts != before.grants.parts(uid, POLICY_CPUS):
                 refusal = before.refused.get(uid)
-                names = self.wants(pod)
+                names = self.requests(pod)
                 cpus = {name: grant.part(name) for name in names}
                 reasons = {name: grant.reason(name) for name in names}
                 yield Served(pod, cpus, reasons, refusal.error.as_kubelet if refusal else "")

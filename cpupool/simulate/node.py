@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from cpupool.core.requests import Resource
     from cpupool.core.topology import CPUTopology
     from cpupool.core.workloads import Container, Pod
-    from cpupool.local.devices import IDs, Want
+    from cpupool.local.devices import DeviceRequest, IDs
     from cpupool.policies.base import Choice
     from cpupool.simulate.cpu_manager import Served
 
@@ -322,9 +322,9 @@ class SimulatedNode:
             self._note_misfit(admitted, at_s)
         return len(self._cpu_manager.waiting) if self._cpu_manager else 0
 
-    def wants(self, pod: Pod) -> Mapping[str, int]:
+    def requests(self, pod: Pod) -> Mapping[str, int]:
         """Return container → how many CPUs the CPU manager policy gives it."""
-        return self._cpu_manager.wants(pod) if self._cpu_manager else {}
+        return self._cpu_manager.requests(pod) if self._cpu_manager else {}
 
     def placements(self) -> Iterator[PlacementRecord]:
         """Yield the CPUs of each running container."""
@@ -392,16 +392,16 @@ class SimulatedNode:
         shares = self._cpu_manager.sharing.get(admitted.pod.uid, "")
         if not (held or shares):
             return
-        wants = self.wants(admitted.pod)
+        requests = self.requests(admitted.pod)
         for container in admitted.pod.containers:
-            if container.name in wants:
+            if container.name in requests:
                 self._note(
                     admitted,
                     container,
                     POLICY_CPUS,
                     CPUSet(),
                     (),
-                    count=wants[container.name],
+                    count=requests[container.name],
                     waited_s=at_s - admitted.at_s if held else 0.0,
                     held=held,
                     shares=shares,
@@ -437,8 +437,8 @@ class SimulatedNode:
             PodRefused: the Topology Manager refuses it.
             AllocationError: a pool cannot serve the request.
         """
-        wants = [
-            self._exclusive[pool].want(
+        requests = [
+            self._exclusive[pool].request(
                 count,
                 admitted.devices.get(pool, frozenset()),
                 admitted.reusable.get(pool, frozenset()),
@@ -446,17 +446,19 @@ class SimulatedNode:
             for pool, count in sorted(container.requests.items())
             if pool in self._exclusive
         ]
-        merged = devices.affinity(wants, self._topology.nodes, self._manager)
+        merged = devices.affinity(requests, self._topology.nodes, self._manager)
         if not merged.admit:
-            why = devices.unaligned(wants, self._manager)
+            why = devices.unaligned(requests, self._manager)
             raise admitted.refusal(container, "TopologyAffinityError", why)
         chosen: dict[str, CPUSet] = {}
-        for want in wants:
-            ids, steps = self._choose(want, merged.hint.nodes)
-            admitted.take(want.resource, container.kind, ids)
-            chosen[want.resource] = exclusive_cpus(ids)
-            granted = self._pools[want.resource].granted(chosen[want.resource], self._topology)
-            self._note(admitted, container, want.resource, granted, steps, count=want.count)
+        for request in requests:
+            ids, steps = self._choose(request, merged.hint.nodes)
+            admitted.take(request.resource, container.kind, ids)
+            chosen[request.resource] = exclusive_cpus(ids)
+            granted = self._pools[request.resource].granted(
+                chosen[request.resource], self._topology
+            )
+            self._note(admitted, container, request.resource, granted, steps, count=request.count)
         for pool in sorted(container.requests.keys() - chosen.keys()):
             cpus = self._pools[pool].cpus
             everyone = Step("shared", "every container of the pool runs on all its CPUs", cpus)
@@ -466,16 +468,18 @@ class SimulatedNode:
             layouts = {pool: self._rooms[pool].layout for pool in chosen}
             admitted.alignment.add(Alignment.of(chosen, layouts))
 
-    def _choose(self, want: Want, nodes: frozenset[int] | None) -> tuple[IDs, tuple[Step, ...]]:
-        pool = self._exclusive[want.resource]
+    def _choose(
+        self, request: DeviceRequest, nodes: frozenset[int] | None
+    ) -> tuple[IDs, tuple[Step, ...]]:
+        pool = self._exclusive[request.resource]
         steps: list[Step] = []
         if nodes is not None:
-            found = exclusive_cpus(want.on(nodes) | want.reusable)
+            found = exclusive_cpus(request.on(nodes) | request.reusable)
             at = f"{self._manager.value}: NUMA nodes {format_ids(sorted(nodes))}"
             steps.append(Step("topologyManagerPolicy", at, found))
         # A plugin does not know which pod holds a device: it takes the pod's own containers for
         # others.
-        held = pool.room.layout.cpus - exclusive_cpus(want.free)
+        held = pool.room.layout.cpus - exclusive_cpus(request.free)
         advised: list[Step] = []
 
         def prefer(available: IDs, required: IDs, count: int) -> IDs:
@@ -491,9 +495,9 @@ class SimulatedNode:
             return frozenset(map(str, choice.cpus))
 
         try:
-            ids = devices.choose(want, nodes, prefer)
+            ids = devices.choose(request, nodes, prefer)
         except SMTAlignmentError as error:
-            raise unaligned(want.resource, error) from error
+            raise unaligned(request.resource, error) from error
         pool.offer.check_free(ids)
         if not advised:
             unasked = "takes these without asking for advice"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.devices import Advertised, Offer, exclusive_cpus
-from cpupool.local.devices import IDs, Listing, Want
+from cpupool.local.devices import DeviceRequest, IDs, Listing
 from cpupool.policies.layout import Layout, Level
 from cpupool.policies.pools import fragmentation
 
@@ -71,7 +71,7 @@ class SimulatedPool:
         room = Room.empty(topology, exclusive_cpus(healthy))
         return cls(offer, Listing(healthy, nodes=nodes), healthy, room)
 
-    def want(self, count: int, held: IDs, reusable: IDs) -> Want:
+    def request(self, count: int, held: IDs, reusable: IDs) -> DeviceRequest:
         """Return a container's request.
 
         Args:
@@ -79,7 +79,9 @@ class SimulatedPool:
             held: the ids that its own pod has already.
             reusable: the ids that the pod's finished init containers had.
         """
-        return Want(self.offer.resource.name, count, self.listing, self.free - held, reusable)
+        return DeviceRequest(
+            self.offer.resource.name, count, self.listing, self.free - held, reusable
+        )
 
     def take(self, ids: IDs) -> None:
         """Mark devices as held by a pod."""

@@ -63,7 +63,7 @@ _NONE: Final[Mapping[str, type[CPUManagerPolicy]]] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class RefusedArrival:
     """A pod that does not fit.
 
     Attributes:
@@ -130,7 +130,7 @@ class SimulationResult:
     series: tuple[Moment, ...]
     placements: tuple[PlacementRecord, ...]
     running: tuple[PlacementRecord, ...]
-    refusals: tuple[Refusal, ...]
+    refusals: tuple[RefusedArrival, ...]
     resizes: tuple[ResizeRecord, ...] = ()
 
 
@@ -236,7 +236,7 @@ def run(
     admitted: list[SimulatedPod] = []
     # A pod that waits gets its placements later.
     placements: list[list[PlacementRecord]] = []
-    refusals: list[Refusal] = []
+    refusals: list[RefusedArrival] = []
     resizes: list[ResizeRecord] = []
     series: list[Moment] = []
 
@@ -257,8 +257,8 @@ def run(
                 admitted.append(node.admit(event.pod, event.at_s))
                 placements.append(admitted[-1].placements)
             except PodRefused as error:
-                refusals.append(Refusal(event.at_s, str(error)))
-                placements.append(list(_nothing(event, str(error), node.wants(event.pod))))
+                refusals.append(RefusedArrival(event.at_s, str(error)))
+                placements.append(list(_nothing(event, str(error), node.requests(event.pod))))
         note(event.at_s)
     for end_s in node.end_notices(series[-1].at_s):
         note(end_s)
@@ -273,11 +273,11 @@ def run(
     )
 
 
-def _nothing(event: Event, why: str, wants: Mapping[str, int]) -> Iterator[PlacementRecord]:
+def _nothing(event: Event, why: str, requests: Mapping[str, int]) -> Iterator[PlacementRecord]:
     for container in event.pod.containers:
-        own = wants.get(container.name)
-        asked = {POLICY_CPUS: own} if own else container.requests
-        for pool, count in sorted(asked.items()):
+        own = requests.get(container.name)
+        requested = {POLICY_CPUS: own} if own else container.requests
+        for pool, count in sorted(requested.items()):
             name = container_name(event.pod, container)
             yield PlacementRecord(event.at_s, name, pool, count, refused=why)
 

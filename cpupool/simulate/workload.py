@@ -532,9 +532,9 @@ def _container_of(value: object) -> Container:
                 f"{name} requests {_shown(amount)} of {pool}",
                 f"write a whole number up to {_MOST:,}: cores, or milli-CPUs of a shared pool",
             )
-    asked = {_resource(key): n for key, n in requests.items()}
+    requested = {_resource(key): n for key, n in requests.items()}
     milli = _milli(name, value.get("cpu", 0))
-    return Container(name, _KINDS[kind], asked, request_milli=milli, whole_cpus=_whole(milli))
+    return Container(name, _KINDS[kind], requested, request_milli=milli, whole_cpus=_whole(milli))
 
 
 def _milli(whose: str, cpus: object) -> int:

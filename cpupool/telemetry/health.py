@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """An answer to a probe.
+    """The response to a probe.
 
     Attributes:
         ok: whether nothing fails.

@@ -117,7 +117,7 @@ class WebhookMetrics(ProcessMetrics):
         self._reviewed.observe(seconds)
 
     def refused(self, status: int) -> None:
-        """Count a request that got this HTTP status and no answer."""
+        """Count a request that got this HTTP status and no response."""
         self._refused.labels(str(int(status))).inc()
 
     def certificate_expires(self, timestamp_s: float) -> None:
@@ -366,7 +366,7 @@ class Metrics(ProcessMetrics):
             self._nri_waits.labels(pod).set(until_s)
 
     def nri_answered(self, request: str, outcome: str, seconds: float) -> None:
-        """Count an answer; request and outcome are each one of a few words."""
+        """Count a response; request and outcome are each one of a few words."""
         self._nri_answers.labels(request, outcome).observe(seconds)
 
     def topology_published(self) -> None:

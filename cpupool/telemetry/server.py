@@ -163,7 +163,7 @@ def _probe(report: Report) -> _Page:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Reads a request from memory, and writes its answer there."""
+    """Reads a request from memory, and writes its response there."""
 
     server_version = "cpupool"
     sys_version = ""
@@ -174,7 +174,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._pages = pages
 
     def answer(self) -> bytes:
-        """Return the answer; nothing for bytes that are no request."""
+        """Return the response; nothing for bytes that are no request."""
         try:
             self.handle()
         except Exception:  # the connection's edge: asyncio would print it past the log

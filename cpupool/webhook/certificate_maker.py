@@ -53,7 +53,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class LookResult:
     """The result of a look.
 
     Attributes:
@@ -87,7 +87,7 @@ class CertificateMaker:
         self._now = now
         self._names = certificate_renewal.service_names(installed.service, installed.namespace)
 
-    def look(self) -> Outcome:
+    def look(self) -> LookResult:
         """Make and write what is due.
 
         Raises:
@@ -103,7 +103,7 @@ class CertificateMaker:
                     raise
         return self._look(changes)
 
-    def _look(self, changes: list[Change]) -> Outcome:
+    def _look(self, changes: list[Change]) -> LookResult:
         configuration = self._configuration.read()
         if not webhooks(configuration):
             raise NotInstalled(self._configuration.title, "there is no webhook in it")
@@ -133,7 +133,7 @@ class CertificateMaker:
             _note(changes, "serving certificate made", due, contents.terms())
         if not changes:
             log.info("certificates are good", **_ends(contents.terms()))
-        return Outcome(tuple(changes), contents.terms())
+        return LookResult(tuple(changes), contents.terms())
 
 
 def _note(changes: list[Change], what: str, why: str, terms: Mapping[str, Term]) -> None:

@@ -63,7 +63,7 @@ _SHOWN_CHARACTERS: Final = 1000
 _ASK_S: Final = 2.0
 """How long a question may take in all; the API server waits for 5 s itself meanwhile."""
 _STEP_S: Final = 1.0
-"""How long it may be silent: to connect, for TLS, and for the answer."""
+"""How long it may be silent: to connect, for TLS, and for the response."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class WebhookSettings:
         key: the PEM file of its key.
         rules: what to go by beside the pools.
         address: where to listen; empty for every address.
-        port: as for `HTTPSServer`.
+        port: 0 for any free port.
         limits: how much it takes upon itself.
         api_server: where to ask about namespaces; None where there is no API server to ask.
         config_map: the ConfigMap that `config` shows; None where the folder alone counts.
@@ -280,7 +280,7 @@ def _namespace_annotations(server: APIServer, namespace: str) -> Mapping[str, An
     """Ask for a namespace, and do not remember: what it allows can be taken back at any time.
 
     Raises:
-        NamespaceUnknown: there is no answer in time, or it is a refusal.
+        NamespaceUnknown: there is no response in time, or it is a refusal.
     """
     if not DNS_LABEL.fullmatch(namespace):
         raise NamespaceUnknown("no namespace can be called so; correct it")

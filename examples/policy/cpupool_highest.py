@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from cpupool.core.workloads import Pod
-    from cpupool.policies.base import Ask
+    from cpupool.policies.base import ChoiceRequest
     from cpupool.policies.view import NodeView
 
 
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
 class HighestCPUs(CPUManagerPolicy):
     """The policy on one machine."""
 
-    def wants(self, pod: Pod) -> Mapping[str, int]:
+    def requests(self, pod: Pod) -> Mapping[str, int]:
         """Return one CPU for each container, or as many as it requests."""
         return {container.name: container.whole_cpus or 1 for container in pod.containers}
 
-    def choose(self, _view: NodeView, ask: Ask) -> Choice:
+    def choose(self, _view: NodeView, request: ChoiceRequest) -> Choice:
         """Choose the highest of the available CPUs.
 
         Raises:
             NotEnoughCPUs: there are fewer.
         """
-        if ask.has:
-            return Choice(ask.has)
-        highest = CPUSet(sorted(ask.available)[-ask.count :])
-        if len(highest) < ask.count:
-            raise NotEnoughCPUs(ask.count, len(highest))
+        if request.has:
+            return Choice(request.has)
+        highest = CPUSet(sorted(request.available)[-request.count :])
+        if len(highest) < request.count:
+            raise NotEnoughCPUs(request.count, len(highest))
         return Choice(highest, (Step("highest", "the highest CPUs that are free", highest),))

@@ -26,7 +26,7 @@ VIOLATIONS = [
     ("layers", "host/sysfs", "cpupool.kube.views"),
     ("layers", "wire/checkpoints", "cpupool.policies.base"),
     ("admission", "webhook/admission/pod_requests", "cpupool.webhook.admission.rules"),
-    ("enforce", "enforce/plan", "cpupool.enforce.mover"),
+    ("enforce", "enforce/write_order", "cpupool.enforce.mover"),
     ("layers", "manager/report", "cpupool.enforce.writer_choice"),
     ("manager", "manager/facts", "cpupool.manager.resolve"),
     ("agent", "agent/cpusetter", "cpupool.agent.device_manager"),

@@ -33,7 +33,7 @@ ELSEWHERE = {
     "tests/unit/commands/explain": {"commands/shell/reasons"},
     "tests/unit/commands/test_topology.py": {"manager/node_topology"},
     "tests/unit/commands/test_simulate.py": {
-        *("commands/pictures/outcomes", "commands/pictures/plotting"),
+        *("commands/pictures/simulation_results", "commands/pictures/plotting"),
     },
     "tests/unit/commands/demo/test_live.py": {"commands/demo/manifests", "commands/demo/samples"},
     "tests/scenarios/test_demo_plugins.py": {"plugins/demo"},
@@ -65,7 +65,6 @@ ELSEWHERE = {
     "tests/unit/agent/cpusetter": {"enforce/announcer", "enforce/directories"},
     "tests/unit/qrm/test_resource_manager.py": {"qrm/plugin_worker"},
     "tests/unit/qrm/test_plugin_reports.py": {"qrm/plugin_metrics"},
-    "tests/unit/agent/test_own_cpus_keeper.py": {"manager/resizing"},
     "tests/unit/agent/test_pod_failer.py": {"agent/pod_writer"},
     "tests/unit/runtime/nri/holding": {"enforce/intruders"},
     "tests/unit/runtime/nri/plugin": {"runtime/nri/containers", "runtime/nri/conversation"},

@@ -120,7 +120,7 @@ def test_the_page_of_operations_has_every_event() -> None:
     page = (DOCS / "operations.md").read_text()
     rooms = [ROOT / "cpupool" / room for room in ("agent", "enforce", "host", "qrm")]
     # The other modules of NRI name its messages, and this client the methods of its.
-    nri = [ROOT / f"cpupool/runtime/nri/{name}.py" for name in ("answers", "holding", "plugin")]
+    nri = [ROOT / f"cpupool/runtime/nri/{name}.py" for name in ("responses", "holding", "plugin")]
     names = ("plugin_client", "katalyst_checkpoint_codec")
     codecs = {ROOT / f"cpupool/qrm/{name}.py" for name in names}
     found = {path for room in rooms for path in room.glob("*.py")} - codecs

@@ -44,7 +44,7 @@ Facts = dict[str, Any]
     ],
 )
 def test_cpupool_does_what_the_table_says(table: str, facts: Facts) -> None:
-    outcome = {
+    result = {
         "annotations": annotation_of,
         "pool_files": pool_file_of,
         "reviews": review_of,
@@ -52,9 +52,9 @@ def test_cpupool_does_what_the_table_says(table: str, facts: Facts) -> None:
     }[table]
     if table == "cpusets":
         ours = {name: one["ours"] for name, one in facts["containers"].items()}
-        assert outcome(facts) == ours
+        assert result(facts) == ours
     else:
-        assert facts["ours"] in str(outcome(facts))
+        assert facts["ours"] in str(result(facts))
 
 
 def differs(table: str, facts: Facts) -> bool:

@@ -63,6 +63,6 @@ def test_a_pod_is_placed_in_its_pools(
 ) -> None:
     path = str(testdata.folder() / "cpu-pooler" / manifest)
     code = cli.main(["simulate", "--pools", config_map, *node, "--pods", path, "--json"])
-    outcome = json.loads(capsys.readouterr().out)["policies"]["pool"]
-    assert (code, outcome["refusals"]) == (0, [])
-    assert {(one["pool"], one["cpus"]) for one in outcome["containers"]} == PLACED[manifest]
+    result = json.loads(capsys.readouterr().out)["policies"]["pool"]
+    assert (code, result["refusals"]) == (0, [])
+    assert {(one["pool"], one["cpus"]) for one in result["containers"]} == PLACED[manifest]

@@ -72,10 +72,10 @@ RECORDINGS: Mapping[str, Mapping[Verdict, int]] = {
 
 @pytest.mark.parametrize("file", RECORDINGS)
 def test_every_recorded_answer_is_given(file: str) -> None:
-    outcome = run_file(DATA / file)
+    result = run_file(DATA / file)
 
-    assert outcome.differences == []
-    assert outcome.verdicts == RECORDINGS[file]
+    assert result.differences == []
+    assert result.verdicts == RECORDINGS[file]
 
 
 def test_as_koordinator_no_difference_is_on_purpose() -> None:
@@ -274,10 +274,10 @@ def test_what_the_recorded_program_did_wrong_is_an_exception(
 
     assert main([str(folder), "--json"]) == 0
 
-    (outcome,) = json.loads(capsys.readouterr().out)
-    assert outcome["cases"] == 1
-    assert outcome["equal"] == outcome["different"] == 0
-    assert {kind for kind, count in outcome["excepted"].items() if count} == {verdict}
+    (result,) = json.loads(capsys.readouterr().out)
+    assert result["cases"] == 1
+    assert result["equal"] == result["different"] == 0
+    assert {kind for kind, count in result["excepted"].items() if count} == {verdict}
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from cpupool.core.pools import NodePools
 from cpupool.core.topology import NO_CPUS
 from cpupool.core.workloads import ContainerKind
 from cpupool.manager import choosing
-from cpupool.manager.choosing import Admission
+from cpupool.manager.choosing import Choices
 from cpupool.manager.facts import NodeFacts
 from cpupool.policies.static.policy import StaticPolicy
 from tests import builders
@@ -167,7 +167,7 @@ def admitted(
         topology=replace(NO_CPUS, online=cpus, present=cpus),
         policy=policy,
     )
-    made = choosing.admit(facts, (pod,), Admission(grants))
+    made = choosing.choose(facts, (pod,), Choices(grants))
     return made.grants.parts(name, POLICY_CPUS)
 
 

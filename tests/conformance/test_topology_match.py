@@ -20,43 +20,43 @@ from tests.topology_nodes import pod_body
 if TYPE_CHECKING:
     from typing import Any
 
-    from tests.topology_match_experiment import Outcome
+    from tests.topology_match_experiment import Result
 
 POOL = "nokia.k8s.io/exclusive_a"
 HAS = ("cpu", "memory", "ephemeral-storage", POOL, "vendor.example/nic")
 
 
 @pytest.fixture(scope="module")
-def outcomes() -> dict[Kind, Outcome]:
+def results() -> dict[Kind, Result]:
     recorded = sorted((testdata.folder() / "topologies").glob("*.tar.gz"))
     return run([open_topology(str(machine)) for machine in recorded])
 
 
 @pytest.mark.parametrize("kind", Kind)
 def test_no_node_refuses_a_pod_that_the_filter_lets_pass(
-    outcomes: dict[Kind, Outcome], kind: Kind
+    results: dict[Kind, Result], kind: Kind
 ) -> None:
-    outcome = outcomes[kind]
+    result = results[kind]
 
-    assert outcome.surprises == []
-    assert outcome.offered > 200
+    assert result.surprises == []
+    assert result.offered > 200
 
 
 @pytest.mark.parametrize("kind", [Kind.CONTAINERS, Kind.PODS, Kind.STATIC])
 def test_the_filter_keeps_off_what_the_node_refuses_and_hardly_more(
-    outcomes: dict[Kind, Outcome], kind: Kind
+    results: dict[Kind, Result], kind: Kind
 ) -> None:
-    outcome = outcomes[kind]
+    result = results[kind]
 
-    assert outcome.refused > 30
+    assert result.refused > 30
     # The plugin reads no NUMA node above 63, and some machines have CPUs without a node.
-    assert outcome.in_vain.total() < outcome.offered / 50
+    assert result.in_vain.total() < result.offered / 50
 
 
 def test_the_filter_does_nothing_where_no_topology_manager_refuses(
-    outcomes: dict[Kind, Outcome],
+    results: dict[Kind, Result],
 ) -> None:
-    assert outcomes[Kind.NONE].kept_off == outcomes[Kind.NONE].refused == 0
+    assert results[Kind.NONE].kept_off == results[Kind.NONE].refused == 0
 
 
 def topology(

@@ -15,7 +15,7 @@ from cpupool.core.bandwidth import Bandwidth
 from cpupool.core.errors import CgroupNotFound, CgroupWriteRejected
 from cpupool.core.pools import NodePools, Pool
 from cpupool.core.workloads import ContainerID
-from cpupool.enforce.quotas import QuotaGoal
+from cpupool.enforce.quota_repair import QuotaGoal
 from cpupool.enforce.repair import Keeper
 from cpupool.host.bandwidth import CFSBandwidth
 from cpupool.host.cgroupfs import CgroupFS

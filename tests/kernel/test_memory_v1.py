@@ -15,7 +15,7 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import CgroupNotFound, CgroupWriteRejected
 from cpupool.core.pools import NodePools, Pool
 from cpupool.enforce.apply import bring
-from cpupool.enforce.memory import MemoryGoal
+from cpupool.enforce.memory_nodes import MemoryGoal
 from cpupool.enforce.repair import Keeper
 from cpupool.host.cgroup_memory import CgroupMemory
 from cpupool.host.cgroupfs import CgroupFS
@@ -67,8 +67,8 @@ def test_a_new_container_gets_nodes_and_a_process_can_enter(root: str, container
     keeper = Keeper(goal)
     found = tuple(CgroupFS(CGROUP, f"/{root}").containers())
     for looked, nodes in ((), wanted), (found, wanted), (found, LACKING):
-        wishes = {"web": MemoryNodes(nodes, migrates=True)}
-        resolution = having(manager.snapshot().resolution, wishes)
+        nodes_of = {"web": MemoryNodes(nodes, migrates=True)}
+        resolution = having(manager.snapshot().resolution, nodes_of)
         told = keeper.keep(looked, resolution, 0.0)
     # What the machine lacks is refused, and what the container had is left.
     assert [str(notice.why) for notice in told.values()] == [

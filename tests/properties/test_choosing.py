@@ -15,7 +15,7 @@ from cpupool.core.names import POLICY_CPUS
 from cpupool.core.pools import NodePools, Pool
 from cpupool.core.workloads import ContainerID, ContainerKind, RuntimeContainer
 from cpupool.manager import resolve, sightings
-from cpupool.manager.choosing import Admission
+from cpupool.manager.choosing import Choices
 from cpupool.manager.manager import Manager
 from cpupool.wire.cpu_manager_state import State
 from tests import builders
@@ -258,7 +258,7 @@ class Choosing(RuleBasedStateMachine):
     @invariant()
     def what_is_kept_of_earlier_decisions_is_what_new_ones_would_be(self) -> None:
         facts, resolution = self.manager.snapshot()
-        decided = Admission.of(resolution.view)
+        decided = Choices.of(resolution.view)
         anew = resolve.resolve(facts, sightings.present(facts), decided)
         assert resolution.containers == anew.containers
 

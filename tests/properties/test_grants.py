@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.grants import AnswerOwner, Grant, GrantConflict, Grants, Owner, PodOwner, Source
+from cpupool.core.grants import Grant, GrantConflict, Grants, Owner, PodOwner, PromiseOwner, Source
 from tests.builders import resource
 from tests.machines import MACHINES
 from tests.searching import examples
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 CPUS = 8
 MACHINE = MACHINES["laptop_4c8t"].topology()
-OWNERS: tuple[Owner, ...] = (PodOwner("a"), PodOwner("b"), AnswerOwner(1))
+OWNERS: tuple[Owner, ...] = (PodOwner("a"), PodOwner("b"), PromiseOwner(1))
 RESOURCES = (resource("exclusive_a"), resource("exclusive_b"))
 
 owners = st.sampled_from(OWNERS)

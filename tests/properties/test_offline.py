@@ -23,7 +23,7 @@ from cpupool.host.sysfs import RecordedTree, Sysfs
 from cpupool.manager import zones
 from cpupool.manager.manager import Manager
 from cpupool.manager.report import describe
-from cpupool.policies.base import Ask
+from cpupool.policies.base import ChoiceRequest
 from cpupool.policies.built_in import assignable
 from tests import builders
 from tests.drawn_machines import machines
@@ -164,7 +164,9 @@ def answers(node: Manager, online: CPUSet) -> dict[str, object]:
         "refused": {uid: refusal.error.as_kubelet for uid, refusal in view.refused.items()},
         "available": free,
         "extents": {name: cpus & online for name, cpus in view.extents.items()},
-        "hints": [facts.policy.hints(Ask(POLICY_CPUS, count, free)) for count in range(1, 9)],
+        "hints": [
+            facts.policy.hints(ChoiceRequest(POLICY_CPUS, count, free)) for count in range(1, 9)
+        ],
         "zones": zones.zones(facts, resolution, node.names, {}, kubelet),
         "reserved": status.reserved,
         "offered": {pool.name: status.offered(pool) for pool in facts.pools},

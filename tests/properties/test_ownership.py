@@ -11,7 +11,7 @@ from cpupool.core.assignments import Placement
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.pools import PoolKind
 from cpupool.manager import resolve, sightings
-from cpupool.manager.choosing import Admission
+from cpupool.manager.choosing import Choices
 from tests import builders
 from tests.properties.owners import MACHINE, Node
 from tests.searching import examples
@@ -33,7 +33,7 @@ class Ownership(Node):
     @invariant()
     def what_is_kept_of_earlier_decisions_is_what_new_ones_would_be(self) -> None:
         facts, resolution = self.manager.snapshot()
-        decided = Admission.of(resolution.view)
+        decided = Choices.of(resolution.view)
         anew = resolve.resolve(facts, sightings.present(facts), decided)
         assert resolution.containers == anew.containers
 

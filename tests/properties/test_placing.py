@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from cpupool.core.cpu_manager import NONE, STATIC, CPUManager
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.orchestration import NodeRules, Orchestration, QoS
-from cpupool.core.plugin_facts import Answer, Given, PluginFacts
+from cpupool.core.plugin_facts import AnswerPart, PluginFacts, RecordedAnswer
 from cpupool.core.pools import NodePools, Pool
 from cpupool.core.resources import CPU
 from cpupool.core.workloads import ContainerID, ContainerRef, RuntimeContainer
 from cpupool.manager import resolve, sightings
-from cpupool.manager.choosing import Admission
+from cpupool.manager.choosing import Choices
 from cpupool.manager.manager import Manager
 from cpupool.policies.koordinator.policy import KOORDINATOR, KoordinatorPolicy
 from cpupool.policies.none.policy import NonePolicy
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from cpupool.core.assignments import CPUAssignment
     from cpupool.core.topology import CPUTopology
     from cpupool.core.workloads import Pod
-    from cpupool.policies.base import CPUManagerPolicy, Demand
+    from cpupool.policies.base import ContainerToPlace, CPUManagerPolicy
 
 MACHINE = MACHINES["arm_no_smt"]
 LINES = (
@@ -72,8 +72,8 @@ STEPS = st.lists(
 def nosy(base: type[CPUManagerPolicy], read: str) -> type[CPUManagerPolicy]:
     """Make a policy that says in each reason what it has read in the view."""
 
-    def place(self: CPUManagerPolicy, view: NodeView, demand: Demand) -> CPUAssignment:
-        made = base.place(self, view, demand)
+    def place(self: CPUManagerPolicy, view: NodeView, to_place: ContainerToPlace) -> CPUAssignment:
+        made = base.place(self, view, to_place)
         return replace(made, reason=f"{made.reason}; {read}: {getattr(view, read)}")
 
     return type("Nosy", (base,), {"place": place})
@@ -132,12 +132,17 @@ class Node:
                 manager.accept(builders.given(pod, exclusive_a="8", shared_a=f"{number}"))
             case "told":
                 self.answers += 1
-                nodes = Answer("CpusetMems", f"{self.answers % 2}", 1.0)
-                own = Given(3.0, {CPU: Answer("CpusetCpus", f"{1 + number}", 1.0)}, exclusive=True)
+                nodes = AnswerPart("CpusetMems", f"{self.answers % 2}", 1.0)
+                own = RecordedAnswer(
+                    3.0, {CPU: AnswerPart("CpusetCpus", f"{1 + number}", 1.0)}, exclusive=True
+                )
                 shared = replace(own, exclusive=False)
-                told = {CPU: own if number < 2 else shared, "memory": Given(1.0, {"memory": nodes})}
-                record = {**facts.plugins.given, ref: told}
-                manager.observe(plugins=PluginFacts(given=record, enabled=self.answers % 3 > 0))
+                told = {
+                    CPU: own if number < 2 else shared,
+                    "memory": RecordedAnswer(1.0, {"memory": nodes}),
+                }
+                record = {**facts.plugins.answers, ref: told}
+                manager.observe(plugins=PluginFacts(answers=record, enabled=self.answers % 3 > 0))
             case "offline":
                 self.offline += 1
                 manager.update_topology(self.topology())
@@ -149,7 +154,7 @@ class Node:
 
     def check(self) -> None:
         facts, resolution = self.manager.snapshot()
-        decided = Admission.of(resolution.view)
+        decided = Choices.of(resolution.view)
         anew = resolve.resolve(facts, sightings.present(facts), decided)
         assert resolution.containers == anew.containers
 

@@ -14,7 +14,7 @@ from cpupool.core.names import POLICY_CPUS
 from cpupool.core.pools import NodePools
 from cpupool.core.workloads import ContainerKind
 from cpupool.manager import choosing
-from cpupool.manager.choosing import Admission
+from cpupool.manager.choosing import Choices
 from cpupool.manager.manager import Manager
 from cpupool.wire.cpu_manager_state import State
 from tests import builders
@@ -143,7 +143,7 @@ def without_init_containers(manager: Manager, pod: Pod) -> Mapping[str, CPUSet]:
     lasting = tuple(one for one in pod.containers if one.kind is not ContainerKind.INIT)
     twin = replace(pod, containers=lasting)
     facts = replace(facts, device_nodes={pod.cgroup_uid: {}})
-    made = choosing.admit(facts, (twin,), Admission(resolution.grants))
+    made = choosing.choose(facts, (twin,), Choices(resolution.grants))
     return made.grants.parts(pod.cgroup_uid, POLICY_CPUS)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from cpupool.core.cpu_manager import TopologyHint
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.names import Names
-from cpupool.core.plugin_facts import Answer, PluginFacts
+from cpupool.core.plugin_facts import AnswerPart, PluginFacts
 from cpupool.core.properties import OCIProperty
 from cpupool.policies.view import DEFAULT
 from cpupool.qrm import answer_record
@@ -69,15 +69,15 @@ class Fuzz:
         self.book.take(self.manager.snapshot(), answered)
         for (of_container, resource), given in answered.items():
             self.made += 1
-            kept = self.table.given(of_container).get(resource)
+            kept = self.table.answers(of_container).get(resource)
             assert kept is None or kept == kept, "what is kept equals itself"  # noqa: PLR0124
-            self.accepted += kept is not None and kept.answers == given.answers and not kept.refused
+            self.accepted += kept is not None and kept.parts == given.parts and not kept.refused
 
-    def _made(self, usual: int) -> Answer:
+    def _made(self, usual: int) -> AnswerPart:
         """Make an answer: a pod has a usual CPU, and sometimes more or something bad."""
         pick: Callable[..., Any] = self._random.choice
         more = self._random.randrange(8) if self._random.random() < 0.2 else usual
-        answer = Answer("CpusetCpus", str(CPUSet.of(usual, more)), 2.0)
+        answer = AnswerPart("CpusetCpus", str(CPUSet.of(usual, more)), 2.0)
         if self._random.random() < 0.65:
             return answer
         return replace(

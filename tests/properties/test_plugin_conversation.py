@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from cpupool.core.cpu_manager import CPUManager, Scope, TopologyHint, TopologyPolicy
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.plugin_facts import Answer
+from cpupool.core.plugin_facts import AnswerPart
 from cpupool.core.pools import NodePools, Pool
 from cpupool.core.workloads import ContainerID, ContainerRef
 from cpupool.manager.manager import Manager
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from cpupool.core.plugin_facts import Answers
+    from cpupool.core.plugin_facts import AnswerParts
     from cpupool.core.workloads import Pod
 
 RESOURCES: Final = ("cpu", "memory")
@@ -59,7 +59,7 @@ class Plugin:
         self.options = PluginOptions(*(dice.random() < 0.6 for _ in range(3)))
         self.closed = False
         self.works = False
-        self.has: dict[ContainerRef, Answers] = {}
+        self.has: dict[ContainerRef, AnswerParts] = {}
         self._dice, self._post = dice, post
         self._work: deque[Callable[[], None]] = deque()
 
@@ -84,7 +84,7 @@ class Plugin:
         node = TopologyHint(frozenset({0}), preferred=True)
         return (node,) if self.works else self._dice.choice([None, (), (node,)])
 
-    def allocate(self, question: Any, _hint: object) -> Answers:
+    def allocate(self, question: Any, _hint: object) -> AnswerParts:
         self._fail()
         self.has[question.container] = self._made()
         return self.has[question.container]
@@ -92,7 +92,7 @@ class Plugin:
     def before_start(self, _question: object) -> None:
         self._fail()
 
-    def allocations(self) -> Mapping[ContainerRef, Answers]:
+    def allocations(self) -> Mapping[ContainerRef, AnswerParts]:
         self._fail()
         if not self.works and self.has and self._dice.random() < 0.5:
             self.has[self._dice.choice(list(self.has))] = self._made()
@@ -107,10 +107,12 @@ class Plugin:
         self._fail()
         self.has = {ref: each for ref, each in self.has.items() if ref.pod != uid}
 
-    def _made(self) -> Answers:
+    def _made(self) -> AnswerParts:
         if self.resource != "cpu":
-            return {self.resource: Answer()}
-        return {"cpu": Answer("CpusetCpus", self._dice.choice(["1-2", "3", "4-5", "", "8"]), 2.0)}
+            return {self.resource: AnswerPart()}
+        return {
+            "cpu": AnswerPart("CpusetCpus", self._dice.choice(["1-2", "3", "4-5", "", "8"]), 2.0)
+        }
 
     def _fail(self) -> None:
         if not self.works and self._dice.random() < 0.3:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cpupool.core.bandwidth import Bandwidth, Limit, settle_pod
 from cpupool.core.workloads import ContainerID
-from cpupool.enforce.quotas import CgroupQuota, plan
+from cpupool.enforce.quota_repair import CgroupQuota, plan
 from tests.quotas import QuotaModel
 
 PERIODS = st.sampled_from([1_000, 7_777, 50_000, 100_000, 250_001, 1_000_000])
@@ -18,7 +18,7 @@ POD = "pod"
 
 
 @dataclass(frozen=True)
-class Given:
+class RecordedAnswer:
     """A container as the kubelet has made it, and what it is to have while it has its CPUs."""
 
     own_milli: int
@@ -31,7 +31,7 @@ class Given:
 
 
 @st.composite
-def containers(draw: st.DrawFn) -> Given:
+def containers(draw: st.DrawFn) -> RecordedAnswer:
     own_milli = draw(st.integers(1, 8_000))
     limit = draw(
         st.sampled_from(
@@ -47,13 +47,13 @@ def containers(draw: st.DrawFn) -> Given:
             ]
         )
     )
-    return Given(own_milli, draw(PERIODS), limit)
+    return RecordedAnswer(own_milli, draw(PERIODS), limit)
 
 
 class Node:
     """A pod on version 1, with the quotas that the kubelet and the runtime have given."""
 
-    def __init__(self, pod_period_us: int, given: list[Given]) -> None:
+    def __init__(self, pod_period_us: int, given: list[RecordedAnswer]) -> None:
         # The kubelet has one period for all; a container with another is somebody's doing.
         given = [one if one.limit else replace(one, period_us=pod_period_us) for one in given]
         self.base_milli = sum(one.own_milli for one in given)
@@ -103,7 +103,7 @@ class Node:
 
 @given(pod_period_us=PERIODS, given=st.lists(containers(), min_size=1, max_size=5), data=st.data())
 def test_each_step_is_lawful_and_the_end_is_right_stays_and_can_be_taken_back(
-    pod_period_us: int, given: list[Given], data: st.DataObject
+    pod_period_us: int, given: list[RecordedAnswer], data: st.DataObject
 ) -> None:
     node = Node(pod_period_us, given)
     kubelets = dict(node.kernel.given)
@@ -135,7 +135,7 @@ def test_each_step_is_lawful_and_the_end_is_right_stays_and_can_be_taken_back(
 
 @given(pod_period_us=PERIODS, given=st.lists(containers(), min_size=1, max_size=5))
 def test_once_what_was_lifted_has_ended_the_pod_has_what_the_kubelet_gave(
-    pod_period_us: int, given: list[Given]
+    pod_period_us: int, given: list[RecordedAnswer]
 ) -> None:
     node = Node(pod_period_us, given)
     kubelets = node.kernel.given[POD]

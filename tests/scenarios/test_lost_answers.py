@@ -151,3 +151,18 @@ def test_an_owner_of_which_nothing_is_known_has_an_event(world: World, way: str)
         right(world, ALL, plain=ALL, own=ALL, web="1-4")
         said = world.await_event("PluginAnswerLost", "own")
         assert "start the plugin, or create the pod again" in said
+
+
+@pytest.mark.parametrize("way", ["annotation"], indirect=True)
+def test_until_the_pools_are_known_what_runs_stays(world: World, way: str) -> None:
+    two_answers(world, Plugin(world), way)
+    before = world.containers()
+    world.api.slow("nodes")
+    with agent(world) as process:
+        # The runtime takes the corrections of an agent before it counts as plugged.
+        process.await_line("NRI connected")
+        eventually(lambda: world.node.plugged, "the runtime asks the agent")
+        assert world.containers() == before
+        world.api.up()
+        process.await_line("pool configuration applied")
+        right(world, "0-5", plain="0-5", own="6-7", web="1-4")

@@ -43,7 +43,7 @@ from cpupool.api.resourceplugin_pb2 import (
     ResourceRequest,
 )
 from cpupool.api.resourceplugin_pb2_grpc import RegistrationStub
-from cpupool.core.plugin_facts import Answer, Given
+from cpupool.core.plugin_facts import AnswerPart, RecordedAnswer
 from cpupool.core.workloads import ContainerRef
 from cpupool.qrm.assembly import answers_file
 from tests.machines import MACHINES
@@ -229,8 +229,8 @@ def test_an_owner_whose_cpus_change_is_alone_on_the_old_ones_until_it_leaves(wor
 
 
 def test_the_loser_of_two_recorded_answers_is_confined_with_an_event(world: World) -> None:
-    def own(text: str) -> dict[str, Given]:
-        return {"cpu": Given(2.0, {"cpu": Answer("CpusetCpus", text)}, exclusive=True)}
+    def own(text: str) -> dict[str, RecordedAnswer]:
+        return {"cpu": RecordedAnswer(2.0, {"cpu": AnswerPart("CpusetCpus", text)}, exclusive=True)}
 
     first, second = run(world, "first", DEDICATED), run(world, "second", DEDICATED)
     record = {

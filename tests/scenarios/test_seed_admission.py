@@ -23,7 +23,7 @@ from cpupool.api.resourceplugin_pb2 import (
     ResourceAllocationResponse,
     ResourceRequest,
 )
-from cpupool.core.plugin_facts import Given
+from cpupool.core.plugin_facts import RecordedAnswer
 from cpupool.core.workloads import ContainerRef
 from cpupool.plugins.nic import BANDWIDTH
 from cpupool.qrm import answer_record
@@ -207,7 +207,7 @@ def as_answered(world: World, _asking: Asking, pod: Pod) -> Began:
     """Return what the agent has recorded, before the container was created."""
     given = answer_record.parse(world.node.root.answers.read_bytes())
     has = given.get(ContainerRef(pod.uid, "main"), {})
-    cpus, memory = has.get("cpu", Given(0.0)), has.get("memory", Given(0.0))
+    cpus, memory = has.get("cpu", RecordedAnswer(0.0)), has.get("memory", RecordedAnswer(0.0))
     return Began(str(cpus.cpus), str(memory.memory) or ANY, str(cpus.cpus) * cpus.exclusive)
 
 

@@ -41,7 +41,7 @@ from tests.waiting import eventually
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from cpupool.core.plugin_facts import Given
+    from cpupool.core.plugin_facts import RecordedAnswer
     from cpupool.core.workloads import Pod
     from tests.scenarios.test_agent_process import World
 
@@ -302,7 +302,7 @@ def test_example_3(world: World, fate: Fate) -> None:
         for pod in pods:
             address = environment(world, pod.name)["AFFINITY_NIC_ADDR_IPV6"]
             assert address == "fdbd:dc05:3:155::20"
-            (nic,) = record[ContainerRef(pod.uid, "main")][BANDWIDTH].answers.values()
+            (nic,) = record[ContainerRef(pod.uid, "main")][BANDWIDTH].parts.values()
             assert nic.annotations["kubernetes.io/host-netns-path"] == "/var/run/netns/ns1"
 
 
@@ -342,7 +342,7 @@ def memories(world: World) -> Mapping[str, str]:
     }
 
 
-def agree(world: World, *plugins: str) -> Mapping[ContainerRef, Mapping[str, Given]]:
+def agree(world: World, *plugins: str) -> Mapping[ContainerRef, Mapping[str, RecordedAnswer]]:
     """Return the agent's record, after each plugin's state is seen to have the same containers."""
     record = answer_record.parse(world.node.root.answers.read_bytes())
     for name in plugins:

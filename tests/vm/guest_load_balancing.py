@@ -26,7 +26,7 @@ from cpupool.enforce.ports import Partition
 from cpupool.enforce.repair import Keeper
 from cpupool.host import kernel
 from cpupool.host.cgroupfs import CgroupFS, hierarchy
-from cpupool.host.partitions import Partitions
+from cpupool.host.isolated_partitions import Partitions
 from cpupool.host.root import HostRoot
 from cpupool.host.sysfs import Sysfs
 from cpupool.local.cgroups import RealCgroups
@@ -50,7 +50,7 @@ POOLS = NodePools.of(
 ISOLATE = """
 import sys
 from cpupool.core.cpuset import CPUSet
-from cpupool.host.partitions import Partitions
+from cpupool.host.isolated_partitions import Partitions
 from cpupool.host.root import HostRoot
 Partitions(HostRoot(), sys.argv[2]).isolate(sys.argv[1], CPUSet.of(2, 4))
 """

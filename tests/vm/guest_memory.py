@@ -76,18 +76,18 @@ class Guest:
     """A node with a memory keeper.
 
     Attributes:
-        wishes: pod → its memory nodes.
+        wanted: pod → its memory nodes.
     """
 
     world: World
     tree: Gate
     events: Heard
-    wishes: dict[str, MemoryNodes] = field(default_factory=dict)
+    wanted: dict[str, MemoryNodes] = field(default_factory=dict)
 
     def decided(self) -> Snapshot:
         now = self.world.agent.manager.snapshot()
         facts = replace(now.facts, plugins=PluginFacts(enabled=True))
-        return Snapshot(facts, having(now.resolution, self.wishes))
+        return Snapshot(facts, having(now.resolution, self.wanted))
 
     def run(self, name: str, pools: dict[str, int]) -> None:
         """Start a pod with one container of its name."""
@@ -161,7 +161,7 @@ def test_memory_lies_on_its_node_from_creation_and_moves_while_cpus_are_repaired
 ) -> None:
     with guest(folder) as node:
         assert node.tree.with_memory() == on("0-1")
-        node.wishes = {"far": MemoryNodes(on("1")), "owner": MemoryNodes(on("0"), migrates=True)}
+        node.wanted = {"far": MemoryNodes(on("1")), "owner": MemoryNodes(on("0"), migrates=True)}
         node.run("far", {})
         node.run("owner", {"exclusive_a": 1})
         eventually(lambda: (node.nodes("far"), node.nodes("owner")) == ("1", "0"), "at creation")
@@ -173,7 +173,7 @@ def test_memory_lies_on_its_node_from_creation_and_moves_while_cpus_are_repaired
             node.tree.took_s.clear()
             node.tree.begun.clear()
             node.tree.let.clear()
-            node.wishes = {
+            node.wanted = {
                 "far": MemoryNodes(on("0")),
                 "owner": MemoryNodes(on("1"), migrates=True),
             }
@@ -212,7 +212,7 @@ def test_memory_lies_on_its_node_from_creation_and_moves_while_cpus_are_repaired
 
 def test_a_foreign_write_is_undone_and_a_node_that_lacks_is_refused(folder: Path) -> None:
     with guest(folder) as node:
-        node.wishes = {"moves": MemoryNodes(on("1"), migrates=True)}
+        node.wanted = {"moves": MemoryNodes(on("1"), migrates=True)}
         node.run("moves", {})
         eventually(lambda: node.nodes("moves") == "1", "at creation")
         with node.hog("moves") as pid:
@@ -222,7 +222,7 @@ def test_a_foreign_write_is_undone_and_a_node_that_lacks_is_refused(folder: Path
             eventually(lambda: node.nodes("moves") == "1", "back")
             lies_on(pid, 1)
             figure(f"moved back in {node.tree.took_s[-1]:.2f} s: {memory_of(pid)} MiB by node")
-            node.wishes = {"moves": MemoryNodes(on("1,5"), migrates=True)}
+            node.wanted = {"moves": MemoryNodes(on("1,5"), migrates=True)}
             node.world.agent.wake()
             eventually(lambda: node.events.pods, "the Event")
             assert "no memory on NUMA node 5" in node.events.pods[0][2]

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from cpupool.core.plugin_facts import Answer, Given, PluginFacts
+from cpupool.core.plugin_facts import AnswerPart, PluginFacts, RecordedAnswer
 from cpupool.core.workloads import ContainerRef
 from cpupool.host.cgroupfs import CgroupVersion, hierarchy
 from cpupool.host.root import HostRoot
@@ -87,12 +87,12 @@ class Guest:
     def answer(self, **sets: str) -> None:
         """Let the plugin set properties: each is an accompanying resource of its answer."""
         (pod,) = self.world.node.pods()
-        answers = {f"{NIC}-{name}": Answer(name, value) for name, value in sets.items()}
-        given = {ContainerRef(pod.uid, "main"): {NIC: Given(1.0, answers)}}
+        answers = {f"{NIC}-{name}": AnswerPart(name, value) for name, value in sets.items()}
+        given = {ContainerRef(pod.uid, "main"): {NIC: RecordedAnswer(1.0, answers)}}
         # Before, the agent's own record of answers, which has none, becomes a fact once more.
         snapshot = self.world.agent.manager.snapshot
         eventually(lambda: snapshot().facts.recovered, "answers of an earlier agent are known")
-        self.world.agent.manager.observe(plugins=PluginFacts(given=given, enabled=True))
+        self.world.agent.manager.observe(plugins=PluginFacts(answers=given, enabled=True))
         self.world.agent.wake()
 
     def file(self, place: str) -> Path:

@@ -9,6 +9,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
 from cpupool.commands.checks.findings import Row, Verdict, listed
+from cpupool.core import default_pool
 from cpupool.core.cpu_manager import CPU_MANAGER
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.pools import PoolKind
@@ -121,7 +122,7 @@ def isolation(pools: NodePools, topology: CPUTopology, tickless: CPUSet) -> Iter
     """
     exclusive = CPUSet.union(pool.cpus for pool in pools.of_kind(PoolKind.EXCLUSIVE))
     shared = CPUSet.union(pool.cpus for pool in pools.of_kind(PoolKind.SHARED))
-    default, policy = pools.default_cpus(topology), pools.cpu_manager
+    default, policy = default_pool.declared(pools, topology), pools.cpu_manager
     used = {"shared or default pools": shared | default}
     if policy.chooses:
         given = f"the default pool, which the policy {policy.policy} of {CPU_MANAGER} gives out,"

@@ -33,7 +33,7 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The answer of one check.
+    """The finding of one check.
 
     Attributes:
         check: its name.

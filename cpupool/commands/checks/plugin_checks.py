@@ -66,7 +66,7 @@ def plugins(
     rows = [*_in_folders(status, of_plugins, missing), *_answering(status), *_in_node(status)]
     if status.plugins and status.enforcement is not Writer.NRI:
         fact = (
-            "without NRI a container starts before its answer counts, without the variables,"
+            "without NRI a container starts before its answer applies, without the variables,"
             " annotations and OomScoreAdj of plugins; the rest follows with the next sweep"
         )
         rows.append(Row(CHECK, Verdict.WARNING, fact, "enable NRI in the container runtime"))

@@ -61,7 +61,7 @@ def agent_away(configurations: Sequence[Mapping[str, Any]]) -> Row:
     """Check whether the container runtime can wait for the agent.
 
     While the agent is away, a runtime without a validator of NRI plugins creates containers that
-    ask for CPUs of their own on the CPUs of all others.
+    request CPUs of their own on the CPUs of all others.
 
     Args:
         configurations: the runtime's configuration files; none where they cannot be seen.

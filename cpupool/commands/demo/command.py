@@ -29,6 +29,7 @@ from cpupool.commands.shell.options import (
 )
 from cpupool.config import poolconfig
 from cpupool.config.poolconfig import Source
+from cpupool.core import default_pool
 from cpupool.core.cpu_manager import RESERVED
 from cpupool.core.errors import ManifestError, PodRefused
 from cpupool.core.names import Names
@@ -390,7 +391,7 @@ def _own_plugins(
     """Return our plugins, for the CPUs of the policy `qrm`; None under another policy."""
     if not kind(pools.cpu_manager).asks_plugins:
         return None
-    cpus = pools.running_default(machine)
+    cpus = default_pool.online(pools, machine)
     if len(cpus) < 2:
         raise UsageError(f"the policy {QRM} has {len(cpus)} CPUs; our plugins need one per pool")
     return DemoPlugins(folder, len(cpus), reserved=machine.online - cpus, verbose=verbose)

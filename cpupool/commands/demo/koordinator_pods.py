@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cpupool.commands.demo.manifests import MILLI, SHARING, pod, whole
+from cpupool.core import default_pool
 from cpupool.core.cpuset import CPUSet
 from cpupool.policies.koordinator.pod_annotations import QOS_CLASS, RESOURCE_STATUS
 
@@ -34,7 +35,7 @@ class Owner(NamedTuple):
 def add(samples: Samples) -> None:
     """Add pods of each class to the samples for a pool file whose policy reads classes."""
     machine, own = samples.machine, samples.own
-    shared = samples.pools.running_default(machine) - own
+    shared = default_pool.online(samples.pools, machine) - own
     samples.bodies += sharing(machine, shared)
     for name, forms, sizes in owners(machine, own):
         samples.add(forms, name, sizes)

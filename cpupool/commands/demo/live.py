@@ -57,7 +57,7 @@ class ProcessRow:
 
     Attributes:
         name: `pod/container`, or `pod (sandbox)`.
-        requested: the pools it asked for, with amounts; under a CPU manager policy the class
+        requested: the pools that it requests, with amounts; under a CPU manager policy the class
             in its label and its whole CPUs.
         given: the CPU variables in its environment.
         belongs: the online CPUs that follow from these, in the list format; none where it
@@ -220,7 +220,7 @@ class LiveNode:
         """Return whether the agent asks a plugin for CPUs of a pod."""
         now = self.agent.manager.snapshot()
         return any(
-            CPU in by_plugins.asked(now.facts, now.resolution.grants, pod, container)
+            CPU in by_plugins.plugin_requests(now.facts, now.resolution.grants, pod, container)
             for container in pod.containers
         )
 
@@ -426,7 +426,7 @@ def _running(agent: Agent) -> Iterator[None]:
 def _refusals(facts: NodeFacts, pod: Pod) -> str:
     """Return why containers of a pod have no answer that applies; empty for no reason."""
     refs = [ContainerRef(pod.cgroup_uid, container.name) for container in pod.containers]
-    given = {ref.name: facts.plugins.given.get(ref, {}).get(CPU) for ref in refs}
+    given = {ref.name: facts.plugins.answers.get(ref, {}).get(CPU) for ref in refs}
     refused = {
         ref.name: facts.plugins.refusals[ref] for ref in refs if ref in facts.plugins.refusals
     }
@@ -437,7 +437,7 @@ def _refusals(facts: NodeFacts, pod: Pod) -> str:
 def _by_plugins(facts: NodeFacts, pod: Pod) -> CPUSet:
     """Return the CPUs that plugins have given a pod."""
     refs = (ContainerRef(pod.cgroup_uid, container.name) for container in pod.containers)
-    given = (facts.plugins.given.get(ref, {}) for ref in refs)
+    given = (facts.plugins.answers.get(ref, {}) for ref in refs)
     return CPUSet.union(by_resource[CPU].cpus for by_resource in given if CPU in by_resource)
 
 

@@ -11,6 +11,7 @@ from itertools import cycle
 from string import ascii_lowercase, ascii_uppercase
 from typing import TYPE_CHECKING, Final
 
+from cpupool.core import default_pool
 from cpupool.core.cpuset import CPUSet, format_ids
 from cpupool.core.pools import HyperThreadingPolicy, PoolKind
 
@@ -109,7 +110,7 @@ def paint_pools(pools: NodePools, topology: CPUTopology) -> Painting:
             LegendRow(
                 Mark(next(letters), _DEFAULT),
                 "in no pool",
-                pools.default_cpus(topology),
+                default_pool.declared(pools, topology),
                 "used as the default pool",
             )
         )

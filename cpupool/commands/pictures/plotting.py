@@ -33,27 +33,27 @@ _PANELS: Final[tuple[tuple[str, Callable[[Moment], float | None]], ...]] = (
 )
 
 
-def plot(outcomes: Mapping[str, SimulationResult], suffix: str) -> bytes:
+def plot(results: Mapping[str, SimulationResult], suffix: str) -> bytes:
     """Plot the use of the node under each policy.
 
     Args:
-        outcomes: policy → the outcome for the same events.
+        results: policy → the result for the same events.
         suffix: `.png` or `.svg`.
 
     Returns:
-        the file's content, the same for the same outcomes.
+        the file's content, the same for the same results.
     """
     figure = Figure(figsize=_INCHES, layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(len(_PANELS), sharex=True)
-    last_s = max(outcome.series[-1].at_s for outcome in outcomes.values())
+    last_s = max(result.series[-1].at_s for result in results.values())
     unit, unit_s = next(
         (unit, unit_s)
         for unit, unit_s in (("h", 3600), ("min", 60), ("s", 1))
         if last_s >= 2 * unit_s or unit_s == 1
     )
     for axes, (title, value) in zip(panels, _PANELS, strict=True):
-        _draw(axes, title, outcomes, value, unit_s)
+        _draw(axes, title, results, value, unit_s)
     panels[-1].set_xlabel(f"time ({unit})")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
     written = io.BytesIO()
@@ -67,15 +67,15 @@ def plot(outcomes: Mapping[str, SimulationResult], suffix: str) -> bytes:
 def _draw(
     axes: Axes,
     title: str,
-    outcomes: Mapping[str, SimulationResult],
+    results: Mapping[str, SimulationResult],
     value: Callable[[Moment], float | None],
     unit_s: int,
 ) -> None:
-    for (name, outcome), colour, stroke in zip(
-        outcomes.items(), cycle(_COLOURS), cycle(_STROKES), strict=False
+    for (name, result), colour, stroke in zip(
+        results.items(), cycle(_COLOURS), cycle(_STROKES), strict=False
     ):
-        times = [moment.at_s / unit_s for moment in outcome.series]
-        found = [value(moment) for moment in outcome.series]
+        times = [moment.at_s / unit_s for moment in result.series]
+        found = [value(moment) for moment in result.series]
         values = [nan if value is None else value for value in found]
         axes.step(times, values, where="post", color=colour, linestyle=stroke, label=name)
     axes.set_title(title, loc="left", fontsize="medium")

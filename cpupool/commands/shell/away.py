@@ -326,13 +326,13 @@ def _requested(
         yield Step("node", where, cpus)
         return
     classes = kind(pools.cpu_manager).reads_classes
-    wishes = " and ".join(
+    named = " and ".join(
         f"{many} whole CPUs for its pod"
         if classes and resource == POLICY_CPUS
         else amount(resource, many)
         for resource, many in requests.items()
     )
-    yield Step("request", f"it requests {wishes}", cpus)
+    yield Step("request", f"it requests {named}", cpus)
     yield Step("node", where, cpus)
     for resource in requests:
         pool = pools.behind(resource)

@@ -143,18 +143,18 @@ def _request(status: NodeStatus, container: ContainerStatus) -> Step:
             asked = " and ".join(answer.resource for answer in container.answers)
             unsaid = f"it requests {asked}, for which plugins answer"
         return Step("request", unsaid, container.wanted)
-    wishes, cpus = [], CPUSet()
+    requests, cpus = [], CPUSet()
     for share in container.shares:
         own = share.pool.kind is ResourceKind.POLICY and BEST_EFFORT in status.sets
-        wish = f"{share.requested} whole CPUs for a pod of the class {container.qos}"
+        request = f"{share.requested} whole CPUs for a pod of the class {container.qos}"
         if share.pool.kind is ResourceKind.POLICY and not share.requested:
             # The policy of a package may serve any container.
             own, named = True, status.pools.cpu_manager.named
-            wish = f"no whole CPUs, and the policy {named} gives it some"
-        wishes.append(wish if own else amount(share.pool, share.requested))
+            request = f"no whole CPUs, and the policy {named} gives it some"
+        requests.append(request if own else amount(share.pool, share.requested))
         pool = status.pools.behind(share.pool)
         cpus |= pool.cpus if pool else share.given
-    return Step("request", f"it requests {' and '.join(wishes)}", cpus)
+    return Step("request", f"it requests {' and '.join(requests)}", cpus)
 
 
 def amount(resource: Resource, requested: int) -> str:

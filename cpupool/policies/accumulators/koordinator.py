@@ -38,7 +38,7 @@ class OccupiedCPUs:
     Attributes:
         cpus: the CPUs.
         references: how many pods have each of them.
-        exclusive: the units that these pods prefer not to share with pods of the same wish.
+        exclusive: the units that these pods prefer not to share with pods of the same preference.
     """
 
     cpus: CPUSet
@@ -68,7 +68,7 @@ def take(
         full_cores: whether cores are filled (FullPCPUs) instead of spread over (SpreadByPCPUs).
         strategy: MOST_ALLOCATED tries the fullest node or socket first, any other the emptiest:
             Koordinator's DistributeEvenly does as LeastAllocated.
-        exclusive: the units that the pod prefers not to share with pods of the same wish.
+        exclusive: the units that the pod prefers not to share with pods of the same preference.
         held: the CPUs of earlier pods; CPUs of fewer pods come first.
         preferred: CPUs that come before all others.
 
@@ -84,7 +84,7 @@ def take(
     for occupied in held:
         references.update(dict.fromkeys(occupied.cpus, occupied.references))
     threads = layout.largest_core
-    choice = _Choice(
+    accumulator = _Accumulator(
         layout=layout,
         threads=threads,
         fills=full_cores or threads == 1,
@@ -94,21 +94,21 @@ def take(
         references=references,
     )
     first = available & preferred
-    taken = choice.take(first, min(count, len(first)))
-    return Taken(taken | choice.take(available - first, count - len(taken)))
+    taken = accumulator.take(first, min(count, len(first)))
+    return Taken(taken | accumulator.take(available - first, count - len(taken)))
 
 
 @dataclass(frozen=True, slots=True)
-class _Choice:
-    """The facts that hold for all steps of one request.
+class _Accumulator:
+    """Takes CPUs for one request, in several steps (Koordinator: `cpuAccumulator`).
 
     Attributes:
         layout: the machine.
         threads: how many CPUs a core has.
         fills: whether to take cores as a whole.
         sign: 1 where the fewest free CPUs come first, -1 where the most free CPUs come first.
-        apart: the units that the pod prefers not to share; None without a wish.
-        others: the CPUs of pods with the same wish.
+        apart: the units that the pod prefers not to share; None without a preference.
+        others: the CPUs of pods with the same preference.
         references: CPU → how many pods have it; a CPU without a pod may be missing.
     """
 
@@ -127,30 +127,31 @@ class _Choice:
             for level in (Level.NODE, Level.SOCKET)
             # A request larger than the average node skips the nodes, even if one is large enough.
             if count * len(self.layout.groups[level]) <= len(self.layout.cpus)
-            for wish in (True, False)
-            for cpus in self._groups(level, free, wish=wish)
+            for preferred in (True, False)
+            for cpus in self._groups(level, free, preferred=preferred)
         )
         fitting = next((cpus for cpus in groups if len(cpus) >= count), None)
         if fitting is not None:
             return CPUSet(fitting[:count])
         taken = self._whole_cores(free, count) if self.fills else _NOTHING
-        for wish in (True, False):
+        for preferred in (True, False):
             missing = count - len(taken)
             if missing:
-                taken |= CPUSet(self._anywhere(free - taken, taken, wish=wish)[:missing])
+                taken |= CPUSet(self._anywhere(free - taken, taken, preferred=preferred)[:missing])
         return taken
 
-    def _groups(self, level: Level, free: CPUSet, *, wish: bool) -> list[list[int]]:
+    def _groups(self, level: Level, free: CPUSet, *, preferred: bool) -> list[list[int]]:
         """List each node's or socket's CPUs in the order of taking, the best group first.
 
         Args:
             level: NODE or SOCKET.
             free: the CPUs to group.
-            wish: whether to leave out the cores or nodes of other pods and, when spreading over
-                cores, all but one CPU of each core.
+            preferred: whether to leave out the cores or nodes of other pods and, when spreading
+                over cores, all but one CPU of each core.
         """
-        # Whole cores share no core anyway, and on sockets a wish for NUMA nodes has no effect.
-        if wish and (level is Level.NODE if self.apart is Level.NODE else not self.fills):
+        # Whole cores share no core anyway, and on sockets a preference for NUMA nodes has no
+        # effect.
+        if preferred and (level is Level.NODE if self.apart is Level.NODE else not self.fills):
             free = self._unshared(free, self.others)
         full = self.layout.whole_cores(free) if self.fills else _NOTHING
         sockets = self.layout.free(Level.SOCKET, free)
@@ -159,7 +160,7 @@ class _Choice:
             if self.fills:
                 cpus = self._core_by_core(members & full)
             else:
-                cpus = self._one_by_one(members, wish=wish)
+                cpus = self._one_by_one(members, preferred=preferred)
             # When spreading over a node, its size includes siblings.
             size = len(members if level is Level.NODE and not self.fills else cpus)
             socket = self.layout.places[members.first].socket
@@ -171,7 +172,7 @@ class _Choice:
         """Take whole sockets, the largest first, then cores of the smallest, as far as they fit."""
         taken: list[int] = []
         split: list[list[int]] = []
-        sockets = self._groups(Level.SOCKET, free, wish=False)
+        sockets = self._groups(Level.SOCKET, free, preferred=False)
         for cpus in sorted(sockets, key=len, reverse=True):
             if len(taken) + len(cpus) <= count:
                 taken += cpus
@@ -184,9 +185,9 @@ class _Choice:
                     taken += siblings
         return CPUSet(taken)
 
-    def _anywhere(self, free: CPUSet, taken: CPUSet, *, wish: bool) -> list[int]:
+    def _anywhere(self, free: CPUSet, taken: CPUSet, *, preferred: bool) -> list[int]:
         """List CPUs of all sockets: CPUs near the taken CPUs first, split cores before whole."""
-        if wish:
+        if preferred:
             free = self._unshared(free, self.others | taken)
         near = self.layout.free(Level.SOCKET, taken)
         sockets = self.layout.free(Level.SOCKET, free)
@@ -209,7 +210,7 @@ class _Choice:
         return self._spread([cpu for _, cpus in cores for cpu in self._least_shared_first(cpus)])
 
     def _unshared(self, free: CPUSet, others: CPUSet) -> CPUSet:
-        """Return the free CPUs without the cores or nodes of others, as the pod's wish says."""
+        """Return the free CPUs without the cores or nodes of others, as the pod prefers."""
         if self.apart is None:
             return free
         groups = self.layout.groups[self.apart].values()
@@ -222,9 +223,9 @@ class _Choice:
         ranked = sorted((self._references_of(core), number, core) for number, core in cores.items())
         return [cpu for *_, core in ranked for cpu in core]
 
-    def _one_by_one(self, cpus: CPUSet, *, wish: bool) -> list[int]:
+    def _one_by_one(self, cpus: CPUSet, *, preferred: bool) -> list[int]:
         ordered = self._least_shared_first(cpus)
-        if wish:
+        if preferred:
             return [cpu for cpu, siblings in self._siblings_before(ordered) if not siblings]
         return self._spread(ordered)
 

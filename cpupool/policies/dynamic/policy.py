@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from cpupool.core.errors import Problem
     from cpupool.core.grants import Grant
     from cpupool.core.names import Names
-    from cpupool.policies.base import Ask, Demand
+    from cpupool.policies.base import ChoiceRequest, ContainerToPlace
     from cpupool.policies.hints import ResourceHints
     from cpupool.policies.view import NodeView
 
@@ -49,47 +49,49 @@ class DynamicPolicy(StaticPolicy):
         """Find words about changes of CPUs that no node can follow."""
         return pod_words.problems(annotations, names, max_notice_s)
 
-    def hints(self, ask: Ask) -> ResourceHints:
+    def hints(self, request: ChoiceRequest) -> ResourceHints:
         """Return the NUMA nodes on which a container's CPUs could lie.
 
         Those of a resize cover the nodes of the CPUs that the container keeps.
         """
-        if ask.operation is not Operation.RESIZE:
+        if request.operation is not Operation.RESIZE:
             # Slots make the class anew, and the short form of `super` has the first one.
-            return super(DynamicPolicy, self).hints(ask)
+            return super(DynamicPolicy, self).hints(request)
         return topology_hints(
             self.layout,
-            ask.count,
-            ask.available | ask.reusable,
-            ask.has & self.layout.cpus,
+            request.count,
+            request.available | request.reusable,
+            request.has & self.layout.cpus,
             align_by_socket=self.options.align_by_socket,
         )
 
-    def choose(self, view: NodeView, ask: Ask) -> Choice:
-        """Choose a container's own CPUs; a resize keeps `Ask.has` and chooses the nearest to it.
+    def choose(self, view: NodeView, request: ChoiceRequest) -> Choice:
+        """Choose a container's own CPUs; those of a resize are the nearest to those that it keeps.
 
-        `Ask.reusable` comes first: the container has not left these CPUs yet.
+        The reusable CPUs come first: the container has not left them yet.
 
         Raises:
             SMTAlignmentError: the options promise whole cores, and there are too few.
             NotEnoughCPUs: fewer are free.
         """
-        if ask.operation is not Operation.RESIZE:
-            return super(DynamicPolicy, self).choose(view, ask)
-        every = ask.available | ask.reusable
+        if request.operation is not Operation.RESIZE:
+            return super(DynamicPolicy, self).choose(view, request)
+        every = request.available | request.reusable
         if self.options.full_pcpus_only:
-            self._refuse_parts_of_cores(replace(ask, available=every | ask.has), self.reserve(view))
-        around = every if ask.nodes is None else every & self._around(ask.nodes)
-        chosen, proven = ask.has, True
-        for free in (around & ask.reusable, around, every):
+            self._refuse_parts_of_cores(
+                replace(request, available=every | request.has), self.reserve(view)
+            )
+        around = every if request.nodes is None else every & self._around(request.nodes)
+        chosen, proven = request.has, True
+        for free in (around & request.reusable, around, every):
             for near in (*self._near(chosen), free):
                 room = free & near & self.layout.cpus - chosen
                 more = take(
-                    self.layout, self.options, room, min(ask.count - len(chosen), len(room))
+                    self.layout, self.options, room, min(request.count - len(chosen), len(room))
                 )
                 chosen, proven = chosen | more.cpus, proven and more.proven
-        if len(chosen) < ask.count:
-            raise NotEnoughCPUs(ask.count - len(ask.has), len(every))
+        if len(chosen) < request.count:
+            raise NotEnoughCPUs(request.count - len(request.has), len(every))
         return Choice(chosen, proven=proven)
 
     def _near(self, cpus: CPUSet) -> Iterator[CPUSet]:
@@ -98,13 +100,13 @@ class DynamicPolicy(StaticPolicy):
             groups = self.layout.groups[level].values()
             yield CPUSet.union(group for group in groups if not group.isdisjoint(cpus))
 
-    def _unmet(self, grant: Grant, demand: Demand, wants: Mapping[str, int]) -> str:
+    def _unmet(self, grant: Grant, to_place: ContainerToPlace, requests: Mapping[str, int]) -> str:
         """Return the change of an owner that is not complete; empty for none."""
-        name = demand.container.name
+        name = to_place.container.name
         if leaving := grant.in_force(name) - grant.part(name):
             return f"it leaves CPUs {leaving} when its notice ends"
-        has, requested = grant.part(name), wants.get(name, 0)
-        if demand.pod.qos is None or WHOLE_POD in grant.parts or requested == len(has):
+        has, requested = grant.part(name), requests.get(name, 0)
+        if to_place.pod.qos is None or WHOLE_POD in grant.parts or requested == len(has):
             return ""
         now = f"cpu {requested}" if requested else "no whole number of CPUs"
         return f"it requests {now}, and has CPUs {has} until the kubelet resizes it"

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from cpupool.core.workloads import Pod
     from cpupool.policies.accumulators.koordinator import OccupiedCPUs
     from cpupool.policies.accumulators.kubelet import Taken
-    from cpupool.policies.base import Ask
+    from cpupool.policies.base import ChoiceRequest
     from cpupool.policies.koordinator.exclusivity import Apart
     from cpupool.policies.layout import Layout
 
@@ -123,11 +123,11 @@ class LateBinding:
             return CPUSet(core.first for core in self.layout.free(Level.CORE, free).values())
         return free
 
-    def choose(self, ask: Ask, held: Collection[OccupiedCPUs]) -> Choice:
+    def choose(self, request: ChoiceRequest, held: Collection[OccupiedCPUs]) -> Choice:
         """Choose CPUs.
 
         Args:
-            ask: the request.
+            request: the request.
             held: the CPUs of earlier pods.
 
         Raises:
@@ -135,25 +135,27 @@ class LateBinding:
             SMTAlignmentError: the pod or the node demands whole cores, and there are too few.
             NotEnoughCPUs: fewer are free.
         """
-        way, free = self._way(), self.candidates(ask.available)
-        self._refuse_too_few(way, ask, free)
+        way, free = self._way(), self.candidates(request.available)
+        self._refuse_too_few(way, request, free)
         why = f"{way.bind.value}: {way.why}"
         if self._smt and self.orchestration.bind not in {None, way.bind}:
             why += f", although the pod prefers {self.orchestration.bind.value}"
         steps = [Step(_BIND, why, free)]
         among = free
-        if ask.nodes is not None:
+        if request.nodes is not None:
             by_node = self.layout.groups[Level.NODE]
-            near = free & CPUSet.union(by_node.get(node, CPUSet()) for node in ask.nodes)
-            few = len(near) < ask.count
-            nodes = ", ".join(map(str, sorted(ask.nodes)))
+            near = free & CPUSet.union(by_node.get(node, CPUSet()) for node in request.nodes)
+            few = len(near) < request.count
+            nodes = ", ".join(map(str, sorted(request.nodes)))
             why = "have too few CPUs, so others count, too" if few else "serve all its resources"
             among = free if few else near
             steps.append(Step("NUMA alignment", f"NUMA nodes {nodes} {why}", among))
-        wish = self.orchestration.exclusive
-        keeping = apart(self.layout, wish, held, count=ask.count, free=free, arm=self.rules.arm)
+        preference = self.orchestration.exclusive
+        keeping = apart(
+            self.layout, preference, held, count=request.count, free=free, arm=self.rules.arm
+        )
         steps += keeping.explained(among)
-        taken = self._take(among, ask.count, full=way.bind is _FULL, keeping=keeping)
+        taken = self._take(among, request.count, full=way.bind is _FULL, keeping=keeping)
         if way.required and not self._keeps(way.bind, taken.cpus):
             raise BindPolicyUnmet(way.bind, f"CPUs {taken.cpus} are the best choice", heals=True)
         steps.append(Step("allocate strategy", self._strategy.value, taken.cpus))
@@ -190,19 +192,19 @@ class LateBinding:
             return _Way(_FULL, "on arm64 there is no other")
         return way
 
-    def _refuse_too_few(self, way: _Way, ask: Ask, free: CPUSet) -> None:
-        enough = len(free) >= ask.count
-        if way.required and way.bind is _FULL and (ask.count % self._threads or not enough):
-            available = None if ask.count % self._threads else len(free)
-            raise SMTAlignmentError(ask.count, self._threads, available)
+    def _refuse_too_few(self, way: _Way, request: ChoiceRequest, free: CPUSet) -> None:
+        enough = len(free) >= request.count
+        if way.required and way.bind is _FULL and (request.count % self._threads or not enough):
+            available = None if request.count % self._threads else len(free)
+            raise SMTAlignmentError(request.count, self._threads, available)
         if way.required and not enough:
             cores = len(self.layout.groups[Level.CORE])
-            why = f"{ask.count} CPUs requested, {len(free)} cores have a free CPU"
-            raise BindPolicyUnmet(way.bind, why, heals=ask.count <= cores)
+            why = f"{request.count} CPUs requested, {len(free)} cores have a free CPU"
+            raise BindPolicyUnmet(way.bind, why, heals=request.count <= cores)
         if not enough and self.kept:
-            raise FloorReached(ask.count, len(free), self.kept)
+            raise FloorReached(request.count, len(free), self.kept)
         if not enough:
-            raise NotEnoughCPUs(ask.count, len(free))
+            raise NotEnoughCPUs(request.count, len(free))
 
     @property
     def _strategy(self) -> NUMAPolicy:
@@ -220,7 +222,7 @@ class LateBinding:
             count,
             full_cores=full,
             strategy=self._strategy,
-            exclusive=keeping.wish,
+            exclusive=keeping.preference,
             held=keeping.held,
         )
 

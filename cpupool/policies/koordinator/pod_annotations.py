@@ -130,7 +130,7 @@ def of_pod(
         except AnnotationError as error:
             faults[key] = f"{error.key} {error.what}; {error.remedy}"
     told = Orchestration(qos, prod, **fields)
-    # Without an assignment the CPUs of an owner follow from its wishes.
+    # Without an assignment the CPUs of an owner follow from its preferences.
     needed = (RESOURCE_STATUS, *((*WISHES, split) if told.owns and not told.cpus else ()))
     fault = next((faults.pop(key) for key in needed if key in faults), "")
     return replace(told, fault=fault, ignored=(*_unknown(labels), *faults.values()))

@@ -40,12 +40,12 @@ if TYPE_CHECKING:
     from cpupool.core.grants import Sharing
     from cpupool.core.orchestration import NodeRules
     from cpupool.core.workloads import Pod
-    from cpupool.policies.base import Ask, Demand
+    from cpupool.policies.base import ChoiceRequest, ContainerToPlace
     from cpupool.policies.view import NodeView, Size
 
 KOORDINATOR: Final = "koordinator"
 """The name of the policy."""
-_NO_WISH: Final = Orchestration()
+_NO_RULES: Final = Orchestration()
 
 
 class AssignmentRefused(PlacementError):
@@ -64,7 +64,7 @@ class AssignmentRefused(PlacementError):
 
 def _is_best_effort(pod: Pod) -> bool:
     """Return whether a pod runs on the CPUs of best-effort pods, unless annotations name others."""
-    orchestration = pod.orchestration or _NO_WISH
+    orchestration = pod.orchestration or _NO_RULES
     return orchestration.qos is not QoS.LS and pod.qos is QoSClass.BEST_EFFORT
 
 
@@ -122,7 +122,7 @@ class KoordinatorPolicy(StaticPolicy):
         """Return which rule of admission a pod of the class LSE or LSR breaks; empty for none."""
         return classes.irregular(pod)
 
-    def wants(self, pod: Pod) -> Mapping[str, int]:
+    def requests(self, pod: Pod) -> Mapping[str, int]:
         """Return the number of CPUs of a pod that owns some, if it requests whole CPUs."""
         orchestration = pod.orchestration
         owns = orchestration is not None and orchestration.owns and not orchestration.fault
@@ -136,18 +136,20 @@ class KoordinatorPolicy(StaticPolicy):
         """Return the CPUs that have no owner, and are neither reserved nor withheld."""
         return StaticPolicy.available(self, view) - view.rules.withheld
 
-    def narrowed(self, view: NodeView, ask: Ask) -> Ask:
+    def narrowed(self, view: NodeView, request: ChoiceRequest) -> ChoiceRequest:
         """Return a request for CPUs that the node chooses without those that it cannot choose.
 
         Raises:
             BindPolicyUnmet: the pod requires a bind policy that the node never keeps.
         """
-        orchestration = (ask.pod and ask.pod.orchestration) or _NO_WISH
+        orchestration = (request.pod and request.pod.orchestration) or _NO_RULES
         if orchestration.cpus:
-            return ask
-        return replace(ask, available=self._binding(view, orchestration).candidates(ask.available))
+            return request
+        return replace(
+            request, available=self._binding(view, orchestration).candidates(request.available)
+        )
 
-    def choose(self, view: NodeView, ask: Ask) -> Choice:
+    def choose(self, view: NodeView, request: ChoiceRequest) -> Choice:
         """Return the CPUs that a scheduler has assigned, or choose some.
 
         Raises:
@@ -157,19 +159,19 @@ class KoordinatorPolicy(StaticPolicy):
             SMTAlignmentError: the pod or the node demands whole cores, and there are too few.
             NotEnoughCPUs: fewer are free.
         """
-        if ask.has:
-            return Choice(ask.has)
-        orchestration = (ask.pod and ask.pod.orchestration) or _NO_WISH
+        if request.has:
+            return Choice(request.has)
+        orchestration = (request.pod and request.pod.orchestration) or _NO_RULES
         if orchestration.cpus:
-            self._check(view, ask, orchestration.cpus)
+            self._check(view, request, orchestration.cpus)
             choice = Choice(
                 orchestration.cpus, (Step("resource-status", "a scheduler's", orchestration.cpus),)
             )
         else:
-            choice = self._binding(view, orchestration).choose(ask, tuple(self._held(view)))
-        if ask.pod and orchestration.split:
+            choice = self._binding(view, orchestration).choose(request, tuple(self._held(view)))
+        if request.pod and orchestration.split:
             step = Step("cpus-per-container", "each container has a part", choice.cpus)
-            parts = split(self.layout, ask.pod, choice.cpus)
+            parts = split(self.layout, request.pod, choice.cpus)
             return replace(choice, steps=(*choice.steps, step), parts=parts)
         return choice
 
@@ -224,22 +226,22 @@ class KoordinatorPolicy(StaticPolicy):
         )
         return {BEST_EFFORT: found}
 
-    def place(self, view: NodeView, demand: Demand) -> CPUAssignment:
+    def place(self, view: NodeView, to_place: ContainerToPlace) -> CPUAssignment:
         """Return the CPUs of the pod, or the shared CPUs of its class.
 
         Source: getContainerCPUSet in pkg/koordlet/runtimehooks/hooks/cpuset/rule.go.
         """
-        assignment = StaticPolicy.place(self, view, demand)
-        orchestration = demand.pod.orchestration or _NO_WISH
+        assignment = StaticPolicy.place(self, view, to_place)
+        orchestration = to_place.pod.orchestration or _NO_RULES
         if assignment.placement is not Placement.DEFAULT:
             return assignment
         if orchestration.fault:
             return view.confined(Cause.ANNOTATION, orchestration.fault)
-        if cpus := self._shared(view, demand.pod, orchestration):
+        if cpus := self._shared(view, to_place.pod, orchestration):
             reason = (
-                _unkept(view, demand.pod)
+                _unkept(view, to_place.pod)
                 if orchestration.bursts
-                else _suppressed(view, demand.pod, cpus)
+                else _suppressed(view, to_place.pod, cpus)
             )
             return CPUAssignment(Placement.DEFAULT, default=cpus, reason=reason)
         if self.like and self.like.kubelet_static:
@@ -263,14 +265,14 @@ class KoordinatorPolicy(StaticPolicy):
             return shared
         return CPUSet() if like.kubelet_static and not idle else usual
 
-    def _check(self, view: NodeView, ask: Ask, cpus: CPUSet) -> None:
+    def _check(self, view: NodeView, request: ChoiceRequest, cpus: CPUSet) -> None:
         if strange := cpus - view.cpus:
             raise AssignmentRefused(cpus, f"but {strange} are not the CPU manager's")
-        if len(cpus) != ask.count:
-            raise AssignmentRefused(cpus, f"but the pod requests {ask.count}")
+        if len(cpus) != request.count:
+            raise AssignmentRefused(cpus, f"but the pod requests {request.count}")
         if kept := cpus & (self.reserved | view.rules.withheld):
             raise AssignmentRefused(cpus, f"but {kept} are reserved")
-        if taken := cpus - ask.available:
+        if taken := cpus - request.available:
             raise AssignmentRefused(cpus, f"but {taken} are not free", heals=True)
         shared = view.free - view.rules.withheld
         bare = (
@@ -295,7 +297,7 @@ class KoordinatorPolicy(StaticPolicy):
         pods = {pod.cgroup_uid: pod for pod in view.pods}
         for uid, grant in view.chosen.items():
             pod = pods.get(uid)
-            orchestration = (pod and pod.orchestration) or _NO_WISH
+            orchestration = (pod and pod.orchestration) or _NO_RULES
             yield OccupiedCPUs(grant.cpus, exclusive=orchestration.exclusive)
 
 

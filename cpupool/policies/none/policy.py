@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from cpupool.core.workloads import Pod
-    from cpupool.policies.base import Ask, Choice
+    from cpupool.policies.base import Choice, ChoiceRequest
     from cpupool.policies.view import NodeView
 
 
@@ -24,7 +24,7 @@ class NonePolicy(CPUManagerPolicy):
     settings: ClassVar[frozenset[str]] = frozenset()
     sharers_stay: ClassVar[bool] = True
 
-    def wants(self, _pod: Pod) -> Mapping[str, int]:
+    def requests(self, _pod: Pod) -> Mapping[str, int]:
         """Return nothing: no container gets CPUs of its own."""
         return {}
 
@@ -32,10 +32,10 @@ class NonePolicy(CPUManagerPolicy):
         """Return no CPUs."""
         return CPUSet()
 
-    def choose(self, _view: NodeView, ask: Ask) -> Choice:
+    def choose(self, _view: NodeView, request: ChoiceRequest) -> Choice:
         """Refuse every request.
 
         Raises:
             NotEnoughCPUs: always.
         """
-        raise NotEnoughCPUs(ask.count, 0)
+        raise NotEnoughCPUs(request.count, 0)

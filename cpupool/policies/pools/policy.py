@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from cpupool.core.devices import AllocatedDevices
     from cpupool.core.requests import CPURequest, Resource
     from cpupool.core.workloads import Pod
-    from cpupool.policies.base import Ask, Choice, Demand
+    from cpupool.policies.base import Choice, ChoiceRequest, ContainerToPlace
     from cpupool.policies.view import NodeView
 
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 class PoolsPolicy:
     """The policy for containers that request pools."""
 
-    def choose(self, view: NodeView, ask: Ask) -> Choice:
+    def choose(self, view: NodeView, request: ChoiceRequest) -> Choice:
         """Choose CPUs of an exclusive pool by the rules of its line in the pool file.
 
         Raises:
@@ -38,21 +38,21 @@ class PoolsPolicy:
             SMTAlignmentError: the pool promises whole cores, and there are too few.
         """
         return preferred_cpus.prefer(
-            view.pools.behind(ask.resource) or Pool.named(ask.resource, ""),
+            view.pools.behind(request.resource) or Pool.named(request.resource, ""),
             view.topology,
-            ask.available,
-            ask.count,
-            required=ask.reusable,
-            held=ask.others,
+            request.available,
+            request.count,
+            required=request.reusable,
+            held=request.others,
         )
 
     def extents(self, view: NodeView) -> Mapping[str, CPUSet]:
         """Return shared pool → the CPUs of a container that starts now, offline CPUs included."""
         return {pool.name: pool.cpus - view.barred for pool in view.pools.of_kind(PoolKind.SHARED)}
 
-    def place(self, view: NodeView, demand: Demand) -> CPUAssignment:
+    def place(self, view: NodeView, to_place: ContainerToPlace) -> CPUAssignment:
         """Return the CPUs of the container's pools; the default pool's where a fact is missing."""
-        request, known = demand.request, demand.devices
+        request, known = to_place.request, to_place.devices
         unnamed = next((resource for resource in request.amounts if resource not in known), None)
         if unnamed is not None:
             return _without_devices(view, request, unnamed)
@@ -61,20 +61,20 @@ class PoolsPolicy:
         common, online = view.common, view.topology.online
         for resource in request.amounts:
             if resource.kind.exclusive:
-                mine = view.grants.part(demand.pod.cgroup_uid, resource, demand.container.name)
+                mine = view.grants.part(to_place.pod.cgroup_uid, resource, to_place.container.name)
                 given = devices.exclusive_cpus(known[resource].ids) & view.topology.present
                 if others := given - mine:
-                    return _contested(view, demand.pod, resource, others)
+                    return _contested(view, to_place.pod, resource, others)
                 exclusive |= mine
                 resources[resource] = mine
             elif (pool := view.pools.behind(resource)) is not None:
                 shared |= pool.cpus
                 resources[resource] = pool.cpus & common
-        stays = demand.kept is not None
-        on_shared = (demand.kept if demand.kept is not None else shared) & common
+        stays = to_place.kept is not None
+        on_shared = (to_place.kept if to_place.kept is not None else shared) & common
         there = exclusive & online | on_shared
         if not there:
-            return _without_cpus(view, known, demand, exclusive, shared)
+            return _without_cpus(view, known, to_place, exclusive, shared)
         return CPUAssignment(
             Placement.POOLS,
             exclusive=exclusive & online,
@@ -82,7 +82,7 @@ class PoolsPolicy:
             offline=exclusive - online,
             stale=stays,
             resources={resource: cpus & there for resource, cpus in resources.items()},
-            limit=cpu_limit.of_pools(demand.pod, demand.container, request, shared),
+            limit=cpu_limit.of_pools(to_place.pod, to_place.container, request, shared),
         )
 
 
@@ -95,15 +95,15 @@ def _contested(view: NodeView, pod: Pod, resource: Resource, cpus: CPUSet) -> CP
 def _without_cpus(
     view: NodeView,
     known: Mapping[Resource, AllocatedDevices],
-    demand: Demand,
+    to_place: ContainerToPlace,
     exclusive: CPUSet,
     shared: CPUSet,
 ) -> CPUAssignment:
-    asked = demand.request.amounts
-    gone = [resource for resource in asked if not view.pools.behind(resource)]
+    requested = to_place.request.amounts
+    gone = [resource for resource in requested if not view.pools.behind(resource)]
     if gone and not exclusive:
-        return _without_devices(view, demand.request, gone[0])
-    if strange := [resource for resource in asked if _names_no_cpu(resource, known[resource])]:
+        return _without_devices(view, to_place.request, gone[0])
+    if strange := [resource for resource in requested if _names_no_cpu(resource, known[resource])]:
         why = f"its devices of {strange[0]} are no CPUs: another plugin has listed them"
         return view.confined(Cause.NO_CPUS, why)
     why = "every CPU of its pools is offline"

@@ -115,7 +115,7 @@ class Unknown:
     is_key: bool = False
 
 
-def wishes(annotations: Mapping[str, str], name: str) -> Mapping[str, str] | None:
+def enhancement(annotations: Mapping[str, str], name: str) -> Mapping[str, str] | None:
     """Return the object in an enhancement, without the domain in its keys; None if it is none.
 
     An object with more than `MOST_KEYS` is none of Katalyst's.
@@ -142,7 +142,7 @@ def unknown_words(annotations: Mapping[str, str], names: Iterable[str]) -> Itera
     """Yield what Katalyst does not know in some enhancements, also where their keys stand alone."""
     for name in names:
         fields = ENHANCEMENTS[name]
-        if (read := wishes(annotations, name)) is None:
+        if (read := enhancement(annotations, name)) is None:
             yield Unknown(name, "", annotations[name])
             continue
         for key, word in read.items():

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from cpupool.core.errors import Problem
     from cpupool.core.names import Names
     from cpupool.core.workloads import Pod
-    from cpupool.policies.base import Ask, Choice, Demand
+    from cpupool.policies.base import Choice, ChoiceRequest, ContainerToPlace
     from cpupool.policies.view import NodeView
 
 QRM: Final = "qrm"
@@ -53,27 +53,27 @@ class QRMPolicy(StaticPolicy):
         """Find words for plugins that are misspelt, and a resource that no plugin offers."""
         return pod_words.problems(annotations, requested)
 
-    def wants(self, _pod: Pod) -> Mapping[str, int]:
+    def requests(self, _pod: Pod) -> Mapping[str, int]:
         """Return nothing: the policy itself chooses no CPUs."""
         return {}
 
-    def choose(self, _view: NodeView, ask: Ask) -> Choice:
+    def choose(self, _view: NodeView, request: ChoiceRequest) -> Choice:
         """Refuse every request.
 
         Raises:
             NotEnoughCPUs: always.
         """
-        raise NotEnoughCPUs(ask.count, 0)
+        raise NotEnoughCPUs(request.count, 0)
 
     def extents(self, view: NodeView) -> Mapping[str, CPUSet]:
         """Return the CPUs of containers without an answer."""
         return {DEFAULT: view.free}
 
-    def place(self, view: NodeView, demand: Demand) -> CPUAssignment:
+    def place(self, view: NodeView, to_place: ContainerToPlace) -> CPUAssignment:
         """Return the CPUs of the container's answer, or of containers without one."""
-        assignment = CPUManagerPolicy.place(self, view, demand)
+        assignment = CPUManagerPolicy.place(self, view, to_place)
         if assignment.placement is not Placement.DEFAULT:
             return assignment
-        ref = ContainerRef(demand.pod.cgroup_uid, demand.container.name)
+        ref = ContainerRef(to_place.pod.cgroup_uid, to_place.container.name)
         answered = view.answered.get(ref, CPUSet()) & view.free
         return CPUAssignment(Placement.PLUGIN, shared=answered) if answered else assignment

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Self
 from zlib import crc32
 
+from cpupool.core import default_pool
 from cpupool.core.cpu_manager import (
     CPU_MANAGER,
     ON_MISFIT,
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from cpupool.core.pools import NodePools
     from cpupool.core.topology import CPUTopology
     from cpupool.core.workloads import Pod
-    from cpupool.policies.base import Ask
+    from cpupool.policies.base import ChoiceRequest
     from cpupool.policies.view import NodeView
 
 
@@ -74,7 +75,7 @@ class StaticPolicy(CPUManagerPolicy):
         Raises:
             ConfigError: the configuration is not valid on the machine.
         """
-        config, cpus = pools.cpu_manager, pools.running_default(topology)
+        config, cpus = pools.cpu_manager, default_pool.online(pools, topology)
         torn = topology.with_running_siblings(cpus) - cpus
         if config.options.full_pcpus_only and torn:
             what = f"the default pool lacks CPUs {torn}, siblings of its own: their cores are torn"
@@ -119,7 +120,7 @@ class StaticPolicy(CPUManagerPolicy):
             raise ConfigError([Problem(what, "reserve others", path=path, cpus=missing)])
         return cls(layout, options, reserved)
 
-    def wants(self, pod: Pod) -> Mapping[str, int]:
+    def requests(self, pod: Pod) -> Mapping[str, int]:
         """Return the containers of a Guaranteed pod that request whole CPUs, with the numbers."""
         return {
             container.name: container.whole_cpus
@@ -175,24 +176,28 @@ class StaticPolicy(CPUManagerPolicy):
             return replace(self, reserved=reserved)
         return self
 
-    def hints(self, ask: Ask) -> ResourceHints:
+    def hints(self, request: ChoiceRequest) -> ResourceHints:
         """Return the NUMA nodes on which a container's CPUs could lie.
 
         If the container has its CPUs already, these are their nodes, or none if it requests
         another number of CPUs.
         """
         by_socket = self.options.align_by_socket
-        if not ask.has:
+        if not request.has:
             return topology_hints(
-                self.layout, ask.count, ask.available, ask.reusable, align_by_socket=by_socket
+                self.layout,
+                request.count,
+                request.available,
+                request.reusable,
+                align_by_socket=by_socket,
             )
-        if len(ask.has) != ask.count:
+        if len(request.has) != request.count:
             return ResourceHints(())
         # The place of an offline CPU is not known.
-        has = ask.has & self.layout.cpus
+        has = request.has & self.layout.cpus
         return topology_hints(self.layout, len(has), has, CPUSet(), align_by_socket=by_socket)
 
-    def choose(self, view: NodeView, ask: Ask) -> Choice:
+    def choose(self, view: NodeView, request: ChoiceRequest) -> Choice:
         """Choose a container's own CPUs; a container that has some keeps them.
 
         Raises:
@@ -200,11 +205,11 @@ class StaticPolicy(CPUManagerPolicy):
             NotEnoughCPUs: fewer are free.
         """
         if self.options.full_pcpus_only:
-            self._refuse_parts_of_cores(ask, self.reserve(view))
-        if ask.has:
-            return Choice(ask.has)
-        running = (ask.available | ask.reusable) & self.layout.cpus
-        taken = self._take_near(running, ask.count, ask.nodes)
+            self._refuse_parts_of_cores(request, self.reserve(view))
+        if request.has:
+            return Choice(request.has)
+        running = (request.available | request.reusable) & self.layout.cpus
+        taken = self._take_near(running, request.count, request.nodes)
         return Choice(taken.cpus, proven=taken.proven)
 
     def extents(self, view: NodeView) -> Mapping[str, CPUSet]:
@@ -212,17 +217,17 @@ class StaticPolicy(CPUManagerPolicy):
         strict = self.options.strict_cpu_reservation
         return {DEFAULT: view.free - self.reserve(view) if strict else view.free}
 
-    def _refuse_parts_of_cores(self, ask: Ask, reserved: CPUSet) -> None:
+    def _refuse_parts_of_cores(self, request: ChoiceRequest, reserved: CPUSet) -> None:
         size = self.layout.usual(Level.CORE)
-        if ask.count % size:
-            raise SMTAlignmentError(ask.count, size)
+        if request.count % size:
+            raise SMTAlignmentError(request.count, size)
         # A core with a reserved CPU is never whole. The sum is also without the CPUs that the pod's
         # init containers leave, so the kubelet may refuse a container that could run on them.
         cores = self.layout.groups[Level.CORE].values()
         partly_reserved = CPUSet.union(core for core in cores if not core.isdisjoint(reserved))
-        whole = len(ask.available - partly_reserved)
-        if ask.count > whole:
-            raise SMTAlignmentError(ask.count, size, whole)
+        whole = len(request.available - partly_reserved)
+        if request.count > whole:
+            raise SMTAlignmentError(request.count, size, whole)
 
     def _take_near(self, free: CPUSet, count: int, nodes: Collection[int] | None) -> Taken:
         near = Taken(CPUSet())

@@ -1,1 +1,1 @@
-"""The agent as the container runtime's NRI plugin, from the answers down to the bytes."""
+"""The agent as the container runtime's NRI plugin, from the responses down to the bytes."""

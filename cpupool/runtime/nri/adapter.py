@@ -57,16 +57,16 @@ _REACHED_S: Final = 2.0
 _UPDATED_S: Final = 0.4
 """The cpusetter goes on after this time. A later answer of the runtime is valid, too."""
 _GIVEN_UP_S: Final = 5.0
-"""The pause after an update without an answer, before the next update."""
+"""The pause after an update without a response, before the next update."""
 _WAITS_ITSELF: Final = "it waits for an answer itself"
 
 
 @dataclass(slots=True)
 class _Request:
-    """Updates that the runtime has to make, the time of the request, and its answer.
+    """Updates that the runtime has to make, the time of the request, and its response.
 
     Attributes:
-        given_up: the caller does not wait for the answer.
+        given_up: the caller does not wait for the response.
     """
 
     updates: Sequence[Update]
@@ -154,7 +154,7 @@ class NRIRuntime:
 
     @contextmanager
     def turn(self, timeout_s: float) -> Iterator[list[Message]]:
-        """Wait for messages of the runtime, and yield them; the answers go out before the end.
+        """Wait for messages of the runtime, and yield them; the responses go out before the end.
 
         Callers of the port wait meanwhile. The caller passes each message to `note`, in its order.
 
@@ -195,7 +195,7 @@ class NRIRuntime:
                 self._take_answer(message)
 
     def flush(self) -> None:
-        """Send the answers so far; within a turn, which sends them at its end."""
+        """Send the responses so far; within a turn, which sends them at its end."""
         if self._session is not None and self._connection is not None:
             data = self._session.outgoing()
             if data:
@@ -276,7 +276,7 @@ class NRIRuntime:
         )
 
     def awaits(self) -> bool:
-        """Return whether a request of the runtime waits for its answer, after the present turn."""
+        """Return whether a request of the runtime has no response after the present turn."""
         with self._changed:
             return self._session is not None and self._session.owes
 
@@ -351,9 +351,9 @@ class NRIRuntime:
                 raise RuntimeRefused(update.container, what, "look at its log")
 
     def _ask(self, updates: Sequence[Update], what: str) -> Updated:
-        """Ask the runtime for changes, and wait for its answer.
+        """Ask the runtime for changes, and wait for its response.
 
-        It asks only while no request of the runtime waits for an answer. Otherwise older runtimes
+        It asks only while no request of the runtime waits for a response. Otherwise older runtimes
         wait for us as we wait for them (containerd/nri, before 0.12.1).
         """
         container = updates[0].container

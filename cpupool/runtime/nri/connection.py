@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _CHUNK_BYTES: Final = 64 * 1024
 _SEND_TIMEOUT_S: Final = 2.0
-"""As long as a runtime waits for an answer."""
+"""As long as a runtime waits for a response."""
 _SWITCH_ON: Final = (
     "NRI is on by default since containerd 2.0 and CRI-O 1.30; before, set disable = false under"
     ' [plugins."io.containerd.nri.v1.nri"] in /etc/containerd/config.toml, or enable_nri = true'

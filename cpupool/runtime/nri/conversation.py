@@ -1,9 +1,9 @@
 """The conversation with the container runtime: it takes the reports, and answers the requests.
 
-Every answer comes from known facts: the container's own annotations, then memory. If the kubelet
-has not named the devices yet, the conversation asks the cpusetter for them, and the answer waits,
-for a part of the time after which a runtime drops a plugin. An answer waits in the same way while
-another pod still has the container's CPUs. No answer needs the API server.
+Every response comes from known facts: the container's own annotations, then memory. If the kubelet
+has not named the devices yet, the conversation asks the cpusetter for them, and the response waits,
+for a part of the time after which a runtime drops a plugin. A response waits in the same way while
+another pod still has the container's CPUs. No response needs the API server.
 
 Containerd ignores a failed update of another container, so the plugin reads the cgroups again
 before the first instruction of a container with CPUs of its own.
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from cpupool.manager.manager import Manager
     from cpupool.manager.resolve import Snapshot
     from cpupool.runtime.nri.adapter import NRIRuntime
-    from cpupool.runtime.nri.answers import Answers
     from cpupool.runtime.nri.holding import Obstacle, Obstacles
     from cpupool.runtime.nri.messages import Message
+    from cpupool.runtime.nri.responses import Responses
     from cpupool.telemetry.metrics import Metrics
 
 log = logs.get(__name__)
@@ -56,7 +56,7 @@ class _Waiting:
     Attributes:
         message: the runtime's message.
         came_s: the time of the message.
-        until_s: the latest time of the answer; None before it is known that it must wait.
+        until_s: the latest time of the response; None before it is known that it must wait.
     """
 
     message: CreateContainer | StartContainer
@@ -84,7 +84,7 @@ class Conversation:
         manager: decides where each container belongs.
         runtime: the container runtime.
         obstacles: finds the reasons to hold a container.
-        answers: answers for single containers.
+        responses: makes the responses about single containers.
         resize: gives a container another number of its own CPUs; raises PlacementError, and
             changes nothing, if that is not possible.
         look: asks for a sweep, which also asks the kubelet.
@@ -98,7 +98,7 @@ class Conversation:
         manager: Manager,
         runtime: NRIRuntime,
         obstacles: Obstacles,
-        answers: Answers,
+        responses: Responses,
         *,
         resize: Callable[[ContainerRef, int], None],
         look: Callable[[], None],
@@ -109,7 +109,7 @@ class Conversation:
         self._manager = manager
         self._runtime = runtime
         self._obstacles = obstacles
-        self._answers = answers
+        self._responses = responses
         self._resize = resize
         self._look = look
         self._metrics = metrics
@@ -120,11 +120,11 @@ class Conversation:
 
     @property
     def waits(self) -> bool:
-        """Whether the runtime waits for an answer; any thread may ask."""
+        """Whether the runtime waits for a response; any thread may ask."""
         return bool(self._waiting)
 
     def turn(self, connected: Callable[[], None]) -> None:
-        """Wait for a message of the runtime, or until an answer is due; then answer.
+        """Wait for a message of the runtime, or until a response is due; then answer.
 
         Args:
             connected: called once the runtime has named all its containers.
@@ -139,8 +139,8 @@ class Conversation:
                 self._hear(message, came_s, connected)
             self._answer_waiting()
             asked = bool(messages and self._waiting)
-        # When the answers are out: a sweep competes with them for the interpreter.
-        if self._answers.take_look() or asked:
+        # When the responses are out: a sweep competes with them for the interpreter.
+        if self._responses.take_look() or asked:
             self._look()
         if any(isinstance(message, SandboxStarted) for message in messages):
             # A policy has chosen for the new pod, and nothing waits for the record yet.
@@ -179,13 +179,13 @@ class Conversation:
                     nri=message.nri or "older than 0.12",
                 )
             case Synchronize():
-                corrections = self._answers.corrections(self._decided())
+                corrections = self._responses.corrections(self._decided())
                 self._runtime.answer_synchronize(message, corrections)
                 connected()
             case CreateContainer() | StartContainer():
                 self._waiting.append(_Waiting(message, came_s))
             case Started():
-                self._answers.started(message.container)
+                self._responses.started(message.container)
             case UpdateContainer():
                 outcome = self._update(message)
                 self._metrics.nri_answered("update", outcome, self._now_s() - came_s)
@@ -228,29 +228,29 @@ class Conversation:
     def _answer(self, request: _Waiting, obstacle: Obstacle | None, now: Snapshot) -> None:
         message = request.message
         if isinstance(message, StartContainer):
-            asked, outcome = "start", self._answers.start(message, obstacle)
+            asked, outcome = "start", self._responses.start(message, obstacle)
         else:
-            asked, outcome = "create", self._answers.create(message, obstacle, now)
+            asked, outcome = "create", self._responses.create(message, obstacle, now)
         self._metrics.nri_answered(asked, outcome, self._now_s() - request.came_s)
 
     def _update(self, message: UpdateContainer) -> str:
         """Answer an update, which may ask for another number of own CPUs; return the outcome."""
         known, before = message.container.known, self._decided()
         if known is None or self._runtime.expects(message):
-            return self._answers.update(message, before)
+            return self._responses.update(message, before)
         try:
             count = resizing.asked(message, before)
             if count is not None:
                 self._resize(ContainerRef(known.pod, known.name), count)
         except PlacementError as error:
-            return self._answers.refuse_resize(message, error, before)
+            return self._responses.refuse_resize(message, error, before)
         if message.owns != known.owns:
             self._manager.observe_containers([replace(known, owns=message.owns)])
         had = None if count is None else before.assignment((known.pod, known.id)).exclusive
-        return self._answers.update(message, self._decided(), had)
+        return self._responses.update(message, self._decided(), had)
 
     def _end(self, identifier: ContainerID) -> None:
-        self._answers.ended(identifier)
+        self._responses.ended(identifier)
         ended = [waiting for waiting in self._waiting if waiting.message.container.id == identifier]
         for waiting in ended:
             self._waiting.remove(waiting)

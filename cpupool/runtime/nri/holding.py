@@ -6,7 +6,7 @@ The kubelet then tries again. A creation is held by the first of these obstacles
 1. The container has devices of a pool, and the node's pools are not known yet.
 2. The CPU manager policy or a plugin refuses its pod, or a plugin has yet to answer for it, and no
    container of the pod runs.
-3. It may ask for CPUs of its own, or for a plugin's resource, and its pod is not listed yet or the
+3. It may request CPUs of its own, or for a plugin's resource, and its pod is not listed yet or the
    agent has just started.
 4. A plugin has yet to prepare this start of it.
 5. The kubelet has not named its devices, or another pod still has their CPUs.
@@ -191,7 +191,7 @@ class Obstacles:
 
 
 def _unknown(container: NRIContainer, pod: Pod | None, now: Snapshot) -> str:
-    """Return the missing fact about a container that may ask for CPUs of its own; empty for none.
+    """Return the missing fact about a container that may request CPUs of its own; empty for none.
 
     The kubelet's numbers show the request of a container whose pod is not listed yet.
     """

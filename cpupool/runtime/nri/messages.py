@@ -161,7 +161,7 @@ class CreateContainer:
         call: for `Session.answer_create`.
         sandbox: its pod's; None where the kubelet has not labelled it.
         container: as the runtime would create it.
-        deadline_s: the time in which the runtime needs the answer; None if it is not known.
+        deadline_s: the time in which the runtime needs the response; None if it is not known.
     """
 
     call: int
@@ -245,7 +245,7 @@ class Shutdown:
 
 @dataclass(frozen=True, slots=True)
 class Updated:
-    """The runtime's answer to `Session.update`.
+    """The runtime's response to `Session.update`.
 
     Attributes:
         call: what `Session.update` returned.

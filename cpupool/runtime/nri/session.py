@@ -146,7 +146,7 @@ class Session:
         self._outgoing = bytearray()
         self._last_call = 0
         self._owed: dict[int, type[Message]] = {}
-        """The runtime's calls without an answer, each with the kind of its answer."""
+        """The runtime's calls without a response, each with the kind of its response."""
         self._next_call = 1
         self._asked: set[int] = set()
         self._registration = 0
@@ -163,7 +163,7 @@ class Session:
 
     @property
     def owes(self) -> bool:
-        """Whether a call of the runtime waits for its answer."""
+        """Whether a call of the runtime waits for its response."""
         return bool(self._owed)
 
     def register(self) -> None:
@@ -198,7 +198,7 @@ class Session:
         """Let the runtime correct containers that run already.
 
         Raises:
-            ValueError: no such call waits for this answer.
+            ValueError: no such call waits for this response.
         """
         answer = nri_pb2.SynchronizeResponse(update=map(self._written, updates))
         self._answer(call, Synchronize, answer)
@@ -209,7 +209,7 @@ class Session:
         """Let the runtime create a container, adjusted, and change others before.
 
         Raises:
-            ValueError: no such call waits for this answer.
+            ValueError: no such call waits for this response.
         """
         answer = nri_pb2.CreateContainerResponse(update=map(self._written, updates))
         # A field that is set is sent, also if it has no content.
@@ -221,7 +221,7 @@ class Session:
         """Let the runtime start a container.
 
         Raises:
-            ValueError: no such call waits for this answer.
+            ValueError: no such call waits for this response.
         """
         self._answer(call, StartContainer, nri_pb2.Empty())
 
@@ -229,7 +229,7 @@ class Session:
         """Let the runtime go on with an update, changed where `updates` name the container itself.
 
         Raises:
-            ValueError: no such call waits for this answer.
+            ValueError: no such call waits for this response.
         """
         answer = nri_pb2.UpdateContainerResponse(update=map(self._written, updates))
         self._answer(call, UpdateContainer, answer)
@@ -238,7 +238,7 @@ class Session:
         """Let the runtime refuse the request; the kubelet shows why, and tries again.
 
         Raises:
-            ValueError: no such call waits for an answer.
+            ValueError: no such call waits for a response.
         """
         if call not in self._owed:
             raise ValueError(f"call {call} waits for no answer")
@@ -248,7 +248,7 @@ class Session:
     def update(self, updates: Iterable[Update]) -> int:
         """Ask the runtime to change containers by itself; `Updated` has the result.
 
-        Runtimes take this while nothing of theirs waits for an answer: before NRI 0.12.1 they
+        Runtimes take this while nothing of theirs waits for a response: before NRI 0.12.1 they
         hang otherwise, until they drop the plugin. In the moment before they ask anything they
         hang for good (`Configured.may_lock_up`).
 
@@ -385,7 +385,7 @@ class Session:
     def _happened(
         self, call: int, event: int, pod: nri_pb2.PodSandbox, container: nri_pb2.Container
     ) -> Message | None:
-        # The answers to these methods have no content.
+        # The responses to these methods have no content.
         self._reply(call, nri_pb2.Empty())
         match event:
             case nri_pb2.RUN_POD_SANDBOX:
@@ -474,7 +474,7 @@ def _labelled(
 def _owns(
     pod: nri_pb2.PodSandbox, container: nri_pb2.Container, changed: nri_pb2.LinuxCPU | None = None
 ) -> int | None:
-    """Return how many CPUs of its own a container asks for, by the kubelet's numbers alone.
+    """Return how many CPUs of its own a container requests, by the kubelet's numbers alone.
 
     The kubelet writes 1024 shares for each requested CPU, and a score of -997 and a cgroup parent
     without the name of another QoS class for a Guaranteed pod. More than the most shares it cannot

@@ -19,13 +19,13 @@ WITHIN_S: Final = 10.0
 SOON_S: Final = 0.1
 """...and the wait for the agent alone, also after that: its own threads take some ms."""
 _DEADLINE_S: Final = 2.0
-"""The usual time in which a runtime needs an answer."""
+"""The usual time in which a runtime needs a response."""
 _REMEMBERED: Final = 1000
 """The most containers that are remembered as having waited: the kubelet retries for minutes."""
 
 
 def longest_s(deadline_s: float | None) -> float:
-    """Return how long one container may wait: half the time in which its runtime needs an answer.
+    """Return how long one container may wait: half the time in which its runtime needs a response.
 
     Args:
         deadline_s: that time, as the runtime says; None where that is not known.
@@ -48,7 +48,7 @@ class WaitBudget:
 
         Args:
             container: the key that stays the same when the kubelet tries again.
-            latest_s: the latest time of the answer.
+            latest_s: the latest time of the response.
             now_s: the time on a monotonic clock.
             soon: whether it waits for the agent alone, and may have waited before.
 

@@ -64,7 +64,7 @@ class Denied:
 
     Attributes:
         problems: everything that is wrong with it.
-        warnings: warnings for its author, as for a pod that is admitted.
+        warnings: warnings for its author; an admitted pod has them, too.
     """
 
     problems: tuple[Problem, ...]
@@ -169,7 +169,7 @@ def _problems(pod: PodRequests, rules: Rules) -> list[Problem]:
 def _of_policies(pod: PodRequests, rules: Rules) -> Iterator[Problem]:
     """Find what is wrong in words for a CPU manager policy.
 
-    Mirrors of static pods do not count: the kubelet runs the pod from its file.
+    Mirrors of static pods have no effect: the kubelet runs the pod from its file.
     """
     if STATIC_POD_MIRROR in pod.annotations:
         return

@@ -1,6 +1,6 @@
 """Koordinator's classes: what their pods must request, and who may assign CPUs to a pod.
 
-The rules count where a pool file has the CPU manager policy koordinator, and only for pods with
+The rules apply where a pool file has the CPU manager policy koordinator, and only for pods with
 Koordinator's labels, annotations or resources. A pod that requests pools is outside that policy,
 whatever its class, and so are the mirrors of static pods.
 
@@ -45,7 +45,7 @@ _MOST_FIELDS: Final = 32
 
 
 def check(pod: PodRequests, rules: Rules) -> Iterator[Problem]:
-    """Find what does not go with a pod's class, and what is wrong in its wishes."""
+    """Find what does not go with a pod's class, and what is wrong in its preferences."""
     if not rules.koordinator or STATIC_POD_MIRROR in pod.annotations:
         return
     for key, known in WISHES.items():

@@ -1,4 +1,4 @@
-"""The API server's review of a pod, and the answer to it: a JSON patch, or a denial.
+"""The API server's review of a pod, and the response to it: a JSON patch, or a denial.
 
 The envelope is AdmissionReview of admission.k8s.io/v1 (k8s.io/api/admission/v1/types.go).
 """

@@ -96,7 +96,7 @@ class Rules:
     def knowing(self, files: Sequence[NodePools]) -> Rules:
         """Return the rules with these pool files instead; no files means that none are known.
 
-        A policy that is not known here may go by the words of any other: so their rules count.
+        A policy that is not known here may go by the words of any other: so their rules apply.
         """
         policies = [named(file.cpu_manager) for file in files]
         others = BUILT_IN.values() if None in policies else ()

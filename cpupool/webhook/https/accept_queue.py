@@ -18,13 +18,13 @@ Theory of operation. A connection is in one of five states. Only the event loop'
   send something. One timer closes them after `silent_s`. The timer runs only while a connection is
   silent.
 * A connection goes to the tarpit when it is evicted before it has sent a whole request. There it
-  stays open, the server reads it no more and discards its bytes, and it counts as silent. A client
+  stays open, the server reads it no more and discards its bytes, and is silent. A client
   that sees a closed connection would connect again at once, take the turn of another client, and
   cost a handshake.
 * Readable connections above `most_readable` go to the tarpit, too, because the kernel holds their
   bytes in memory.
 * The server closes an evicted connection that has sent a whole request. Its client may be an API
-  server, which would wait in vain for the answer to its next request.
+  server, which would wait in vain for the response to its next request.
 * If the queue has `most` connections, the server closes one for each new one. It closes the
   connection that is silent for the longest time. If no connection is silent, it takes the address
   with the most connections, and closes the one that is readable for the longest time.

@@ -32,7 +32,7 @@ log = logs.get(__name__)
 
 _SMALL_BYTES: Final = 64 * 1024
 """A body of this size is always accepted: uvicorn reads as much in advance. It is also the size of
-the pieces of an answer."""
+the pieces of a response."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +47,14 @@ class Limits:
         reading_s: how long a client without a whole request keeps its slot while others wait; a
             handshake and a request take some ms.
         stay_s: how long any other client keeps its slot from its first request on, while others
-            wait; it always has its answer first.
+            wait; it always has its response first.
         body_bytes: the body of one request; an API server accepts objects of 3 MiB.
-        held_bytes: all requests without an answer, and all answers that are not sent yet.
+        held_bytes: all requests without a response, and all responses that are not sent yet.
         readable: how many of the queued may have sent something; each costs up to 64 KiB of the
             kernel.
         silent_s: how long a queued connection may send nothing.
         handshake_s: for the TLS handshake.
-        request_s: from the first byte until the answer; an API server waits for 5 s here.
+        request_s: from the first byte until the response; an API server waits for 5 s here.
         idle_s: between two requests; longer than the 90 s after which an API server closes, so that
             it sends no request into a connection that the server closes.
         linger_s: how long to accept new connections after the stop; kube-proxies and API servers
@@ -93,7 +93,7 @@ class JSONApplication:
     """The application; it bounds the memory of all requests together.
 
     Args:
-        functions: path → function from a document to its answer.
+        functions: path → function from a document to its response.
         refused: called for each refused request, with its HTTP status.
         limits: the limits of the server.
 

@@ -313,7 +313,7 @@ def _authorities(bundle: bytes, problems: list[str]) -> tuple[x509.Certificate, 
         try:
             certificate = x509.load_pem_x509_certificate(block)
             basic = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value
-            # What is asked of it later must have an answer.
+            # What is asked of it later must have a response.
             certificate.public_key()
             Term.of(certificate)
         except _UNREADABLE as error:
@@ -335,7 +335,7 @@ def _serving(data: Mapping[str, bytes], problems: list[str]) -> Pair | None:
         return None
     try:
         certificate = x509.load_pem_x509_certificate(text)
-        # What is asked of it later must have an answer.
+        # What is asked of it later must have a response.
         certificate.public_key()
         _names_of(certificate)
         Term.of(certificate)

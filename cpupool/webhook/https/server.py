@@ -47,14 +47,14 @@ _OTHER_FILES: Final = 128
 """File descriptors that are not connections, also while an old client's is being closed."""
 _FEWEST_QUEUED: Final = 64
 _UNREAD_BYTES: Final = 32 * 1024
-"""The bytes that the kernel keeps from a client until the server reads them, and of an answer until
-its client reads them. The kernel rounds the number up."""
+"""The bytes that the kernel keeps from a client until the server reads them, and of a response
+until its client reads them. The kernel rounds the number up."""
 _UNREAD_MS: Final = 10_000
-"""How long the kernel keeps such an answer, also after the server has closed the connection."""
+"""How long the kernel keeps such a response, also after the server has closed the connection."""
 _BACKLOG: Final = 4096
 """How many clients the kernel holds that the server has not seen yet."""
 _GOODBYE_S: Final = 2.0
-"""The time for a client to read the rest of its answer, and to close its side, too."""
+"""The time for a client to read the rest of its response, and to close its side, too."""
 _LONGEST_HEADER_BYTES: Final = 16 * 1024
 
 
@@ -78,8 +78,8 @@ class HTTPSServer:
     Args:
         address: where to listen; empty for every address, IPv4 and IPv6.
         port: 0 for any free port.
-        functions: path → function from a document to its answer; runs in a thread for each request;
-            raises `RemoteProtocolError` for a document that it cannot answer.
+        functions: path → function from a document to its response; runs in a thread for each
+            request; raises `RemoteProtocolError` for a document that it cannot answer.
         beat: called every few seconds while the server accepts connections.
         refused: called for each refused request, with its HTTP status.
         limits: the limits of the server.
@@ -300,7 +300,7 @@ class _Connection(H11Protocol):
         limits: the limits of the server.
         client: the client.
         slots: the slots of all clients.
-        answered: called when the client has an answer.
+        answered: called when the client has a response.
     """
 
     def __init__(
@@ -359,7 +359,7 @@ class _Connection(H11Protocol):
         self.ended.set()
 
     def _note_request(self) -> None:
-        """Note that the client has sent a whole request, and waits for the answer."""
+        """Note that the client has sent a whole request, and waits for the response."""
         whole = self.conn.their_state in {h11.DONE, h11.MUST_CLOSE}
         if whole and self.conn.our_state in {h11.SEND_RESPONSE, h11.SEND_BODY}:
             self._slots.has_request(self._client, self._client.address, self.loop.time())
@@ -389,7 +389,7 @@ def _listening(address: str, port: int) -> socket.socket:
         )
     except OSError as error:
         raise CannotListen(address, port, error.strerror or str(error), "HTTPS") from error
-    # Connections inherit it. An answer is written in two parts: with Nagle's algorithm, the second
+    # Connections inherit it. A response is written in two parts: with Nagle's algorithm, the second
     # waits 40 ms for the client to acknowledge the first.
     made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _UNREAD_BYTES)

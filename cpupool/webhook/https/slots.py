@@ -23,7 +23,7 @@ class Slots(Generic[_Client]):
     Args:
         most: how many there are; reading clients have two thirds of them at most.
         reading_s: how long a reading client keeps its slot while others wait.
-        stay_s: how long any other client does so from its first request on, and until its answer.
+        stay_s: how long any other client does so from its first request on, and until its response.
     """
 
     def __init__(self, most: int, reading_s: float, stay_s: float) -> None:
@@ -47,7 +47,7 @@ class Slots(Generic[_Client]):
 
         Returns:
             None if a slot is free; otherwise the client, and the time at which to evict it:
-            infinite before a client of the address with the most has its answer.
+            infinite before a client of the address with the most has its response.
         """
         if len(self._reading) >= self._most_reading:
             largest = max(self._reading.addresses, key=self._reading.count)
@@ -76,7 +76,7 @@ class Slots(Generic[_Client]):
             self._active.add(client, address, since_s)
 
     def has_answer(self, client: _Client, address: str) -> None:
-        """Note that a client has the answer to its request, unless it has gone."""
+        """Note that a client has the response to its request, unless it has gone."""
         if (since_s := self._active.remove(client, address)) is not None:
             self._idle.add(client, address, since_s)
 

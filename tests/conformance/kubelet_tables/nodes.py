@@ -12,7 +12,7 @@ from cpupool.core.grants import Grants
 from cpupool.core.names import POLICY_CPUS
 from cpupool.core.pools import NodePools
 from cpupool.manager.manager import Manager
-from cpupool.policies.base import Ask
+from cpupool.policies.base import ChoiceRequest
 from cpupool.policies.static.policy import StaticPolicy
 from cpupool.policies.view import DEFAULT
 from cpupool.wire.cpu_manager_state import State
@@ -127,7 +127,7 @@ def _near(row: Row, machine: TableMachine) -> Mapping[str, Any]:
     (ask,) = row["asks"]
     nodes = frozenset(row["nodes"])
     chosen = policy.choose(
-        view, Ask(POLICY_CPUS, int(ask["cpu"]), policy.available(view), nodes=nodes)
+        view, ChoiceRequest(POLICY_CPUS, int(ask["cpu"]), policy.available(view), nodes=nodes)
     )
     return {"cpus": {ask["name"]: str(chosen.cpus)}}
 

@@ -10,7 +10,7 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import ConfigError, SMTAlignmentError
 from cpupool.core.names import POLICY_CPUS, Names
 from cpupool.manager.manager import Manager
-from cpupool.policies.base import Ask
+from cpupool.policies.base import ChoiceRequest
 from cpupool.policies.static.policy import StaticPolicy
 from tests.conformance.kubelet_tables.machines import pod_of
 from tests.conformance.oracle.cpu_hints import listed
@@ -44,13 +44,13 @@ def hinted(row: Row, machines: Machines) -> Mapping[str, Any]:
     """Offer NUMA nodes for the only container of a pod: the same for the container and the pod."""
     switched = options(dict.fromkeys(row.get("options", ()), "true"))
     policy = StaticPolicy.of(machines[row["machine"]].layout, switched, CPUSet())
-    wants = policy.wants(pod_of(row))
-    if not wants:
+    requests = policy.requests(pod_of(row))
+    if not requests:
         return {"hints": [], "hints_of_pod": []}
-    (count,) = wants.values()
+    (count,) = requests.values()
     has = CPUSet.parse_or_empty(row.get("has", ""))
     offer = policy.hints(
-        Ask(POLICY_CPUS, count, CPUSet.parse_or_empty(row.get("available", "")), has=has)
+        ChoiceRequest(POLICY_CPUS, count, CPUSet.parse_or_empty(row.get("available", "")), has=has)
     )
     return {"hints": listed(offer), "hints_of_pod": listed(offer)}
 

@@ -86,7 +86,7 @@ _SHOWN_CHARACTERS: Final = 500
 
 
 @dataclass(slots=True)
-class Outcome:
+class Result:
     """How a file's cases were answered.
 
     Attributes:
@@ -119,7 +119,7 @@ class Outcome:
         return bool(self.different) or self.verdicts[Verdict.ON_PURPOSE] > most
 
 
-def run_file(file: Path, *, as_koordinator: bool = False) -> Outcome:
+def run_file(file: Path, *, as_koordinator: bool = False) -> Result:
     """Judge all cases of a file, if there is a suite for it.
 
     Args:
@@ -138,9 +138,9 @@ def run_file(file: Path, *, as_koordinator: bool = False) -> Outcome:
         raise BrokenRecording(f"{file}: no suite knows this file, only {', '.join(suites)}")
     suite = _AS_KOORDINATOR.get(file.name) if as_koordinator else None
     suite = suite or suites[file.name]
-    outcome = Outcome(folder, file.name, judged=suite is not None)
+    result = Result(folder, file.name, judged=suite is not None)
     if suite is None:
-        return outcome
+        return result
     machines = read_machines(file.parent)
     for where, case in read_cases(file):
         started = time.perf_counter()
@@ -151,15 +151,15 @@ def run_file(file: Path, *, as_koordinator: bool = False) -> Outcome:
         except _MISFITS as error:
             what = f"cannot be judged: {type(error).__name__}: {error}"
             raise BrokenRecording(f"{where}: {what}") from error
-        outcome.slowest_ms = max(outcome.slowest_ms, (time.perf_counter() - started) * 1000)
-        outcome.verdicts[verdict] += 1
+        result.slowest_ms = max(result.slowest_ms, (time.perf_counter() - started) * 1000)
+        result.verdicts[verdict] += 1
         if verdict is Verdict.ON_PURPOSE:
-            outcome.purposes[difference] += 1
-        if verdict is Verdict.DIFFERENT and len(outcome.differences) < _SHOWN:
-            outcome.differences.append(f"{where}: {difference[:_SHOWN_CHARACTERS]}")
-    if not outcome.verdicts:
+            result.purposes[difference] += 1
+        if verdict is Verdict.DIFFERENT and len(result.differences) < _SHOWN:
+            result.differences.append(f"{where}: {difference[:_SHOWN_CHARACTERS]}")
+    if not result.verdicts:
         raise BrokenRecording(f"{file}: has no cases")
-    return outcome
+    return result
 
 
 def files_in(folder: Path) -> list[Path]:
@@ -174,37 +174,37 @@ def files_in(folder: Path) -> list[Path]:
     return found
 
 
-def _table(outcomes: list[Outcome]) -> Iterator[str]:
+def _table(results: list[Result]) -> Iterator[str]:
     names = [*(verdict.value for verdict in _EXCEPTED), Verdict.DIFFERENT.value]
-    files = [f"{outcome.folder}/{outcome.file}" for outcome in outcomes]
+    files = [f"{result.folder}/{result.file}" for result in results]
     width = max(map(len, files))
     yield f"{'file':{width}}  cases  equal  {'  '.join(names)}  slowest ms"
-    for file, outcome in zip(files, outcomes, strict=True):
-        if not outcome.judged:
+    for file, result in zip(files, results, strict=True):
+        if not result.judged:
             yield f"{file:{width}}  not judged"
             continue
-        counts = (outcome.verdicts[verdict] for verdict in (*_EXCEPTED, Verdict.DIFFERENT))
+        counts = (result.verdicts[verdict] for verdict in (*_EXCEPTED, Verdict.DIFFERENT))
         cells = (f"{count:>{len(name)}}" for count, name in zip(counts, names, strict=True))
         yield (
-            f"{file:{width}}  {outcome.verdicts.total():5}"
-            f"  {outcome.verdicts[Verdict.EQUAL]:5}  {'  '.join(cells)}  {outcome.slowest_ms:10.1f}"
+            f"{file:{width}}  {result.verdicts.total():5}"
+            f"  {result.verdicts[Verdict.EQUAL]:5}  {'  '.join(cells)}  {result.slowest_ms:10.1f}"
         )
-        yield from (f"  on purpose, {n}: {why}" for why, n in outcome.purposes.items())
-        yield from (f"  {difference}" for difference in outcome.differences)
+        yield from (f"  on purpose, {n}: {why}" for why, n in result.purposes.items())
+        yield from (f"  {difference}" for difference in result.differences)
 
 
-def _object(outcome: Outcome) -> dict[str, Any]:
+def _object(result: Result) -> dict[str, Any]:
     return {
-        "folder": outcome.folder,
-        "file": outcome.file,
-        "judged": outcome.judged,
-        "cases": outcome.verdicts.total(),
-        "equal": outcome.verdicts[Verdict.EQUAL],
-        "excepted": {verdict.value: outcome.verdicts[verdict] for verdict in _EXCEPTED},
-        "on purpose": dict(outcome.purposes),
-        "different": outcome.different,
-        "differences": outcome.differences,
-        "slowest_ms": round(outcome.slowest_ms, 1),
+        "folder": result.folder,
+        "file": result.file,
+        "judged": result.judged,
+        "cases": result.verdicts.total(),
+        "equal": result.verdicts[Verdict.EQUAL],
+        "excepted": {verdict.value: result.verdicts[verdict] for verdict in _EXCEPTED},
+        "on purpose": dict(result.purposes),
+        "different": result.different,
+        "differences": result.differences,
+        "slowest_ms": round(result.slowest_ms, 1),
     }
 
 
@@ -225,7 +225,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     options = parser.parse_args(arguments)
     try:
-        outcomes = [
+        results = [
             run_file(file, as_koordinator=options.as_koordinator)
             for folder in options.folders
             for file in files_in(folder)
@@ -234,11 +234,11 @@ def main(arguments: Sequence[str]) -> int:
         print(error, file=sys.stderr)  # noqa: T201  # a command's own output
         return 2
     if options.json:
-        text = json.dumps([_object(outcome) for outcome in outcomes], indent=2)
+        text = json.dumps([_object(result) for result in results], indent=2)
     else:
-        text = "\n".join(_table(outcomes))
+        text = "\n".join(_table(results))
     print(text)  # noqa: T201
-    return 1 if any(outcome.failed for outcome in outcomes) else 0
+    return 1 if any(result.failed for result in results) else 0
 
 
 if __name__ == "__main__":

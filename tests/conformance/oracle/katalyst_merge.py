@@ -75,5 +75,5 @@ def _written(hints: Mapping[str, TopologyHint] | None) -> dict[str, Any] | None:
 
 
 def _relevant(answer: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the hints of an answer; those of a refused container do not count."""
+    """Return the hints of an answer; those of a refused container are left out."""
     return dict(answer["hints"]) if answer["admit"] else None

@@ -12,7 +12,7 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import ConfigError, NotEnoughCPUs, SMTAlignmentError
 from cpupool.core.grants import Grants
 from cpupool.core.names import POLICY_CPUS
-from cpupool.policies.base import Ask
+from cpupool.policies.base import ChoiceRequest
 from cpupool.policies.static import policy as static
 from cpupool.policies.static.policy import StaticPolicy
 from cpupool.policies.view import DEFAULT
@@ -69,10 +69,10 @@ class Node:
         claims = (builders.chosen(*owner, cpus) for owner, cpus in self.assigned.items())
         return builders.view(everything, Grants().adding(claims))
 
-    def ask(self, step: Case) -> Ask:
+    def request(self, step: Case) -> ChoiceRequest:
         """Return what a container is to have of its own."""
         owner, nodes = _owner(step), step["hint"]
-        return Ask(
+        return ChoiceRequest(
             POLICY_CPUS,
             int(quantity.parse(step["cpu"])),
             self.policy.available(self.view()),
@@ -170,8 +170,8 @@ def _set_anew(before: Node, step: Case) -> Node:
 
 
 def _recorded(step: Case) -> list[Any]:
-    outcome = step.get("error", step.get("assigned"))
-    return [step.get("hints_offered"), outcome, step["default_set"]]
+    result = step.get("error", step.get("assigned"))
+    return [step.get("hints_offered"), result, step["default_set"]]
 
 
 def _answer(node: Node, step: Case) -> tuple[Node, list[Any], str]:
@@ -181,17 +181,17 @@ def _answer(node: Node, step: Case) -> tuple[Node, list[Any], str]:
         return after, [None, None, str(after.shared)], ""
     if (asked := quantity.parse(step["cpu"])) != int(asked):
         return node, [None, None, str(node.shared)], ""
-    ask = node.ask(step)
-    usable = ask.available | ask.reusable | ask.has
-    offer = node.policy.hints(ask)
-    flaw = unlawful(offer, node.policy.layout, ask.count, usable)
+    request = node.request(step)
+    usable = request.available | request.reusable | request.has
+    offer = node.policy.hints(request)
+    flaw = unlawful(offer, node.policy.layout, request.count, usable)
     try:
-        cpus = node.policy.choose(node.view(), ask).cpus
+        cpus = node.policy.choose(node.view(), request).cpus
     except (NotEnoughCPUs, SMTAlignmentError) as error:
         answer = [listed(offer), _words(error), str(node.shared)]
-        return node, answer, flaw or refusal(ask.count, usable)
+        return node, answer, flaw or refusal(request.count, usable)
     after = node.given(step, cpus)
-    flaw = flaw or misfit(cpus, ask.count, usable)
+    flaw = flaw or misfit(cpus, request.count, usable)
     return after, [listed(offer), str(cpus), str(after.shared)], flaw
 
 

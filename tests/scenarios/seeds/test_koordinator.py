@@ -77,11 +77,11 @@ def words(*, of_nodes: bool) -> list[list[str]]:
     return [row for row in rows if ("/" in row[0]) == of_nodes]
 
 
-def given(live: LiveNode, sizes: str, wish: dict[str, str] | None = None) -> str:
+def given(live: LiveNode, sizes: str, preferences: dict[str, str] | None = None) -> str:
     """Run pods of some sizes until each has CPUs or is held; return the CPUs as the table does."""
     names = [str(number) for number in range(len(sizes.split(", ")))]
     started = [
-        live.run_pod(lsr(name, int(size), wish))
+        live.run_pod(lsr(name, int(size), preferences))
         for name, size in zip(names, sizes.split(", "), strict=True)
     ]
     found = placed(live)
@@ -103,8 +103,8 @@ def test_each_word_of_a_pod_counts(folder: Path) -> None:
     with node(folder, MACHINE, "koordinator/node-pools.yaml", most) as live:
         for key, word, sizes, cpus in words(of_nodes=False):
             spec = json.dumps({"preferredCPUBindPolicy": "SpreadByPCPUs", key: word})
-            wish = {"scheduling.koordinator.sh/resource-spec": spec}
-            assert given(live, sizes, wish) == cpus, word
+            preferences = {"scheduling.koordinator.sh/resource-spec": spec}
+            assert given(live, sizes, preferences) == cpus, word
 
 
 def shown() -> dict[str, Any]:

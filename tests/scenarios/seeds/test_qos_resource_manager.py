@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from cpupool.core.plugin_facts import Given
+    from cpupool.core.plugin_facts import RecordedAnswer
     from cpupool.core.workloads import Pod
     from tests.scenarios.test_agent_process import World
 
@@ -239,7 +239,7 @@ def test_example_3_pods_on_a_node_share_the_nic_near_it(world: World) -> None:
         own = {"pod0": CPU_STATE["0"]["default_cpuset"]}
         right(world, "0-1,40-79", **own, system="0-1,40-79")
         assert memory(world, everything) == "0"
-        had = given(world, everything)["memory"].answers["memory"].quantity
+        had = given(world, everything)["memory"].parts["memory"].quantity
         assert had == int(MEMORY_STATE["0"]["allocatable"])
 
         # The proposal's third story: no resource of Kubernetes, but an annotation.
@@ -257,7 +257,7 @@ def test_example_3_pods_on_a_node_share_the_nic_near_it(world: World) -> None:
             wanted = options[pod.name]
             assert memory(world, pod) == wanted["linux_container_resources"]["cpusetMems"]
             assert wanted["envs"].items() <= environment(world, pod.name).items()
-            nic = given(world, pod)[NEAR_NIC].answers["NIC"]
+            nic = given(world, pod)[NEAR_NIC].parts["NIC"]
             assert wanted["annotations"].items() <= nic.annotations.items()
             agrees(world, pod, "NIC", allocated("3-pod1-nic"))
             # By podresources, too, a NIC has its name.
@@ -342,7 +342,7 @@ def write_nics(world: World) -> None:
         (eth0 / name).write_text(f"{text}\n")
 
 
-def given(world: World, pod: Pod) -> Mapping[str, Given]:
+def given(world: World, pod: Pod) -> Mapping[str, RecordedAnswer]:
     """Return what the agent has recorded for a pod's container: resource → answer."""
     record = answer_record.parse(world.node.root.answers.read_bytes())
     return record.get(ContainerRef(pod.uid, "main"), {})
@@ -350,7 +350,7 @@ def given(world: World, pod: Pod) -> Mapping[str, Given]:
 
 def agrees(world: World, pod: Pod, resource: str, answer: ResourceAllocationInfo) -> None:
     """Check that our plugin has answered as the proposal's."""
-    found = given(world, pod)[resource].answers[resource]
+    found = given(world, pod)[resource].parts[resource]
     assert (found.oci_property, found.value, found.quantity, found.scalar, found.of_node) == (
         answer.oci_property_name,
         answer.allocation_result,

@@ -32,7 +32,7 @@ def asked(
     writers: Writers | None = None,
     right: str = "",
     shares: bool = False,
-) -> Look | None:
+) -> Look:
     """Ask about a change, where the container of one cgroup is where it belongs."""
     writers = writers or without_runtime()
     return cgroup_news.of(
@@ -114,7 +114,16 @@ def test_a_container_that_starts_is_known_by_its_cgroup_once(tmp_path: Path) -> 
 
 
 def test_what_is_not_kept_asks_for_nothing(tmp_path: Path) -> None:
-    assert asked(tmp_path, f"{CONTAINER}/cgroup.procs") is None
+    (tmp_path / CONTAINER).mkdir(parents=True)
+    news = CgroupNews({tmp_path / "kubepods": True}, without_runtime(), lambda _cgroup: False)
+    looks: list[Look] = []
+    with news.followed(looks.append):
+        news.ensure()
+        (tmp_path / CONTAINER / "cgroup.procs").write_text("1")
+        (tmp_path / CONTAINER / "nested.service").mkdir()
+        (tmp_path / CONTAINER / "cpuset.cpus").write_text("1")
+        eventually(lambda: looks, "the write of the CPUs is seen")
+        assert set(looks) == {Look.AT_ONCE}
 
 
 def test_a_write_that_leaves_a_container_where_it_belongs_asks_for_nothing(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ class World:
 
     node: Node = field(default_factory=owner_on_2)
     memory: SlowModel = field(default_factory=SlowModel)
-    wishes: dict[str, MemoryNodes] = field(default_factory=lambda: dict(WANTED))
+    wanted: dict[str, MemoryNodes] = field(default_factory=lambda: dict(WANTED))
     events: Heard = field(default_factory=Heard)
     health: Beats = field(default_factory=Beats)
     sweeps: int = 0
@@ -81,7 +81,7 @@ class World:
 
     def _decided(self) -> Snapshot:
         now = self.node.manager.snapshot()
-        return now._replace(resolution=having(now.resolution, self.wishes))
+        return now._replace(resolution=having(now.resolution, self.wanted))
 
     def sweep(self) -> None:
         self.sweeps += 1
@@ -131,7 +131,7 @@ def test_cpus_are_repaired_while_a_write_hangs_and_the_end_does_not_wait() -> No
 
 
 def test_no_write_begins_after_the_end() -> None:
-    world = World(wishes=dict.fromkeys(WANTED, WANTED["owner"]))
+    world = World(wanted=dict.fromkeys(WANTED, WANTED["owner"]))
     world.memory.let.clear()
     with world.running():
         world.sweep()
@@ -141,7 +141,7 @@ def test_no_write_begins_after_the_end() -> None:
 
 
 def test_a_missed_node_is_an_event_and_a_try_that_is_due_begins_with_a_sweep() -> None:
-    world = World(wishes={"owner": MemoryNodes(on("7"), migrates=True)})
+    world = World(wanted={"owner": MemoryNodes(on("7"), migrates=True)})
     with world.running():
         world.sweep()
         # The Event comes once the state has lasted, with the report of a later sweep.
@@ -161,13 +161,13 @@ def test_a_bug_in_a_write_ends_the_loop() -> None:
 
 
 def test_a_container_that_ran_without_a_wish_is_not_new() -> None:
-    world = World(wishes={})
+    world = World(wanted={})
     world.turn()
     world.node.run("late")
     world.memory.make("kubepods/podlate-uid", "0-1")
     world.memory.make(world.node.path("late"), "0")
     world.turn()
-    world.wishes = {"late": WANTED["plain"]}
+    world.wanted = {"late": WANTED["plain"]}
     world.turn()
     assert world.nodes("late") == "0"
 
@@ -178,7 +178,7 @@ def test_a_container_that_is_new_gets_its_nodes() -> None:
     world.node.run("late")
     world.memory.make("kubepods/podlate-uid", "0-1")
     world.memory.make(world.node.path("late"), "0")
-    world.wishes["late"] = WANTED["plain"]
+    world.wanted["late"] = WANTED["plain"]
     world.turn()
     assert world.nodes("late") == "1"
 
@@ -193,7 +193,7 @@ def test_a_sweep_that_waits_for_facts_makes_no_container_new() -> None:
 
 
 def test_without_memory_nodes_only_another_state_of_the_node_begins_a_turn() -> None:
-    world = World(wishes={})
+    world = World(wanted={})
     world.node.manager.observe(plugins=PluginFacts(enabled=True))
     with world.running():
         eventually(lambda: world.health.beats == 1, "the loop runs")
@@ -209,7 +209,7 @@ def test_without_memory_nodes_only_another_state_of_the_node_begins_a_turn() -> 
 def test_where_no_plugin_can_name_memory_nodes_no_sweep_begins_a_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    world, turns = World(wishes={}), Queue[None]()
+    world, turns = World(wanted={}), Queue[None]()
 
     def turn() -> float:
         turns.put(None)
@@ -225,15 +225,15 @@ def test_where_no_plugin_can_name_memory_nodes_no_sweep_begins_a_turn(
         eventually(lambda: world.health.beats >= 2, "it has looked")
         assert turns.empty()
         # The answer of an earlier agent counts, and so does its end.
-        for wishes in ({"owner": WANTED["owner"]}, {}):
-            world.wishes = wishes
-            world.node.run(f"later-{len(wishes)}")
+        for wanted in ({"owner": WANTED["owner"]}, {}):
+            world.wanted = wanted
+            world.node.run(f"later-{len(wanted)}")
             world.sweep()
             turns.get(timeout=DEADLINE_S)
 
 
 def test_a_turn_ends_with_the_role() -> None:
-    world = World(wishes=dict.fromkeys(WANTED, WANTED["owner"]))
+    world = World(wanted=dict.fromkeys(WANTED, WANTED["owner"]))
     world.sweep()
     stop = threading.Event()
     world.memory.written = stop.set

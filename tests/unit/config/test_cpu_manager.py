@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cpupool.config import cpu_manager, poolconfig
+from cpupool.core import default_pool
 from cpupool.core.cpu_manager import (
     TRUTH_VALUES,
     CPUManager,
@@ -20,7 +21,7 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import Severity
 from cpupool.core.names import Names
 from cpupool.core.pools import NodePools, Pool
-from cpupool.policies.base import Ask, Choice, CPUManagerPolicy
+from cpupool.policies.base import Choice, ChoiceRequest, CPUManagerPolicy
 from tests.machines import MACHINES
 from tests.unit.config.poolconfig.files import parse, refused
 
@@ -43,11 +44,11 @@ SETTINGS = (
 class Toy(CPUManagerPolicy):
     """A policy that is not built in."""
 
-    def wants(self, pod: Pod) -> dict[str, int]:
+    def requests(self, pod: Pod) -> dict[str, int]:
         return {}
 
-    def choose(self, view: NodeView, ask: Ask) -> Choice:
-        return Choice(ask.has)
+    def choose(self, view: NodeView, request: ChoiceRequest) -> Choice:
+        return Choice(request.has)
 
 
 def manager_of(settings: str) -> CPUManager:
@@ -93,14 +94,14 @@ def test_only_the_policy_and_the_reserved_cpus_must_be_written() -> None:
 @pytest.mark.parametrize("pools", ["", "pools:\n", "pools: {}\n"])
 def test_a_file_with_a_policy_needs_no_pools(pools: str) -> None:
     file = parse(f"{pools}cpuManager: {{policy: static, reserved: 1}}\n")
-    assert file.pools.default_cpus(TELCO) == TELCO.online
+    assert default_pool.declared(file.pools, TELCO) == TELCO.online
     assert file.problems(TELCO) == ()
 
 
 def test_a_file_that_names_the_policy_none_needs_no_pools_either() -> None:
     file = parse("cpuManager: {policy: none}\n")
     assert file.pools.places
-    assert file.pools.default_cpus(TELCO) == TELCO.online
+    assert default_pool.declared(file.pools, TELCO) == TELCO.online
     assert file.problems(TELCO) == ()
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from cpupool.config import pool_rules
+from cpupool.core import default_pool
 from cpupool.core.cpu_manager import CPUManager
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import Problem, Severity
@@ -494,7 +495,7 @@ def test_reserved_cpus_are_the_pools_own_and_not_given() -> None:
     pool = replace(Pool.named("exclusive", "2-4"), policy=PoolPolicy(reserved=CPUSet.of(3)))
     assert str(pool.offered) == "2,4"
     assert str(pool.reach(TELCO)) == "2-4,18-20"
-    assert str(NodePools.of(pool).default_cpus(TELCO)) == "0-1,5-17,21-31"
+    assert str(default_pool.declared(NodePools.of(pool), TELCO)) == "0-1,5-17,21-31"
     overlapping = NodePools.of(pool, Pool.named("shared", "3"))
     (told,) = said(pool_rules.validate(overlapping, None))
     assert "CPUs 3 are also in shared" in told

@@ -84,15 +84,6 @@ def test_openshifts_resource_comes_with_a_pools_cpus_while_it_is_on() -> None:
     assert not lost.pool.cpus
 
 
-def test_the_default_pool_is_the_one_configured() -> None:
-    assert str(node(default="0-1", exclusive="2").default_cpus(TELCO)) == "0-1"
-
-
-def test_without_a_default_pool_it_is_what_no_pool_takes() -> None:
-    left = node(exclusive="2-15", shared="0").default_cpus(TELCO)
-    assert str(left) == "1,16-17"
-
-
 @pytest.mark.parametrize(
     ("name", "usable"),
     [

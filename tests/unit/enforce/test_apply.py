@@ -8,7 +8,7 @@ import pytest
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import CgroupNotFound, CgroupWriteRejected
 from cpupool.enforce.apply import bring, bring_nested
-from cpupool.enforce.plan import Write
+from cpupool.enforce.write_order import Write
 from cpupool.host.cgroupfs import CgroupVersion
 from tests.cgroups import (
     CgroupTreeContract,

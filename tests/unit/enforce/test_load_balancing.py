@@ -14,7 +14,7 @@ from cpupool.core.pools import NodePools, Pool
 from cpupool.core.workloads import ContainerID
 from cpupool.enforce.load_balancing import LoadBalancingGoal
 from cpupool.enforce.repair import Keeper
-from cpupool.host.partitions import Partitions
+from cpupool.host.isolated_partitions import Partitions
 from cpupool.host.root import HostRoot
 from cpupool.manager.manager import Manager
 from tests import builders

@@ -20,7 +20,7 @@ from cpupool.core.errors import (
 )
 from cpupool.core.workloads import ContainerID, RuntimeContainer
 from cpupool.enforce.apply import bring
-from cpupool.enforce.plan import Write
+from cpupool.enforce.write_order import Write
 from cpupool.enforce.writer_choice import Writers
 from cpupool.host.cgroupfs import CgroupVersion
 from tests.cgroups import KernelModel

@@ -71,17 +71,18 @@ def test_a_tree_of_any_depth_costs_what_is_watched_of_it(tmp_path: Path) -> None
         assert seen.so_far() == []
 
 
-def test_a_file_that_concerns_nobody_is_not_told_and_a_folder_always_is(tmp_path: Path) -> None:
+def test_a_name_that_concerns_nobody_is_not_told_and_each_folder_is_watched(tmp_path: Path) -> None:
     seen = Seen(tmp_path)
     events = FolderEvents(
         tmp_path, seen.paths.put, depth=1, writes=True, concerns=lambda name: "mark" in name
     )
     with closing(_Stopped(events)):
         (tmp_path / "folder").mkdir()
-        seen.until(tmp_path / "folder")
-        (tmp_path / "folder/file").touch()
         (tmp_path / "file").touch()
-        assert {path.name for path in seen.so_far()} == set()
+        assert seen.so_far() == []
+        (tmp_path / "folder/file").touch()
+        (tmp_path / "folder/mark").touch()
+        seen.until(tmp_path / "folder/mark")
 
 
 def test_what_follows_a_change_with_which_the_owner_is_busy_is_told_too(tmp_path: Path) -> None:

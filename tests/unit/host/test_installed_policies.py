@@ -28,7 +28,7 @@ MODULES = {
     "strange_policy": "class Strange:\n    pass\n",
     "half_policy": (
         "from cpupool.policies.base import CPUManagerPolicy\n\n"
-        "class Half(CPUManagerPolicy):\n    def wants(self, pod):\n        return {}\n"
+        "class Half(CPUManagerPolicy):\n    def requests(self, pod):\n        return {}\n"
     ),
     "leaving_policy": "import sys\n\nsys.exit(0)\n",
     "speechless_policy": (

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cpupool.core.errors import HostFileError
-from cpupool.core.plugin_facts import Given
+from cpupool.core.plugin_facts import RecordedAnswer
 from cpupool.core.workloads import ContainerRef
 from cpupool.host.record_file import NOT_READ, SET_ASIDE
 from cpupool.qrm.assembly import answers_file
@@ -18,7 +18,7 @@ from cpupool.qrm.assembly import answers_file
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-ONE = {ContainerRef("a", "main"): {"cpu": Given(1.0)}}
+ONE = {ContainerRef("a", "main"): {"cpu": RecordedAnswer(1.0)}}
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
 
@@ -50,7 +50,7 @@ def test_a_damaged_record_is_set_aside(file: Path, content: bytes) -> None:
     assert not record.absent
     ((reason, what),) = said.all
     assert reason == SET_ASIDE
-    assert f"{file} does not count: the record of answers is not readable" in what
+    assert f"{file} is not used: the record of answers is not readable" in what
     assert "it is kept as answers.json.corrupt" in what
     assert "check the disk" in what
     assert aside.read_bytes() == content
@@ -145,7 +145,7 @@ def test_a_record_that_cannot_be_read_is_not_overwritten(
     # It may be readable for the next agent, and stays until there is something else to record.
     record.write({})
     assert answers_file(file).read() == ONE
-    other = {ContainerRef("b", "main"): {"cpu": Given(2.0)}}
+    other = {ContainerRef("b", "main"): {"cpu": RecordedAnswer(2.0)}}
     record.write(other)
     assert file.with_name("answers.json.unreadable").read_bytes() == before
     assert answers_file(file).read() == other

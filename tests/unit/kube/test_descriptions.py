@@ -59,7 +59,7 @@ def test_what_no_api_server_lets_a_pod_request_is_cut(
 def annotated(
     text: str, main: str = "main", requests: dict[str, str] | None = None
 ) -> tuple[dict[str, float], str]:
-    """Return what the main container requests, and why the annotation does not count."""
+    """Return what the main container requests, and why the annotation is not valid."""
     annotations = {"nokia.k8s.io/requests": text, "kubernetes.io/main-container-name": main}
     containers = [
         {"name": "first", "resources": {}},

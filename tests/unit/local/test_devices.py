@@ -8,7 +8,7 @@ from cpupool.core.cpu_manager import TopologyPolicy
 from cpupool.core.errors import NotEnoughDevices
 from cpupool.core.workloads import ContainerKind
 from cpupool.local import devices
-from cpupool.local.devices import IDs, Listing, Want
+from cpupool.local.devices import DeviceRequest, IDs, Listing
 from tests.builders import container, pod
 
 if TYPE_CHECKING:
@@ -24,18 +24,18 @@ def ids(text: str) -> IDs:
     return frozenset(filter(None, text.split(",")))
 
 
-def want(
+def request(
     count: int,
     nodes: Mapping[str, tuple[int, ...]],
     *,
     free: str = "",
     reusable: str = "",
     resource: str = "x/a",
-) -> Want:
+) -> DeviceRequest:
     """Ask for devices of a resource of which `free` are free, all of them unless it is given."""
     listing = Listing(healthy=frozenset(nodes), nodes={k: v for k, v in nodes.items() if v})
     taken = ids(free) if free else listing.healthy - ids(reusable)
-    return Want(resource, count, listing, taken, ids(reusable))
+    return DeviceRequest(resource, count, listing, taken, ids(reusable))
 
 
 def no_advice(_available: IDs, _must_include: IDs, _size: int) -> IDs:
@@ -47,43 +47,45 @@ def advising(text: str) -> Callable[[IDs, IDs, int], IDs]:
 
 
 @pytest.mark.parametrize(
-    ("wants", "nodes"),
+    ("requests", "nodes"),
     [
-        pytest.param([want(3, TWO_NODES)], {0}, id="the first node that is large enough"),
-        pytest.param([want(3, TWO_NODES, free="0,10,11,12")], {1}, id="the node with enough free"),
-        pytest.param([want(4, TWO_NODES)], {0, 1}, id="both nodes when one is too small"),
+        pytest.param([request(3, TWO_NODES)], {0}, id="the first node that is large enough"),
         pytest.param(
-            [want(2, TWO_NODES, reusable="10")], {1}, id="the node of what can be used again"
+            [request(3, TWO_NODES, free="0,10,11,12")], {1}, id="the node with enough free"
+        ),
+        pytest.param([request(4, TWO_NODES)], {0, 1}, id="both nodes when one is too small"),
+        pytest.param(
+            [request(2, TWO_NODES, reusable="10")], {1}, id="the node of what can be used again"
         ),
         pytest.param(
-            [want(1, TWO_NODES), want(1, {"20": (1,)}, resource="x/b")],
+            [request(1, TWO_NODES), request(1, {"20": (1,)}, resource="x/b")],
             {1},
             id="a node that serves both resources",
         ),
         pytest.param(
-            [want(4, TWO_NODES), want(1, {"20": (1,)}, resource="x/b")],
+            [request(4, TWO_NODES), request(1, {"20": (1,)}, resource="x/b")],
             {0, 1},
             id="both nodes for the one that needs them",
         ),
         pytest.param(
-            [want(1, TWO_NODES, free="10"), want(1, {"20": (0,)}, resource="x/b")],
+            [request(1, TWO_NODES, free="10"), request(1, {"20": (0,)}, resource="x/b")],
             {0},
             id="the lowest where two resources cannot agree",
         ),
-        pytest.param([want(1, {"0": ()})], None, id="no topology, no preference"),
+        pytest.param([request(1, {"0": ()})], None, id="no topology, no preference"),
         pytest.param(
-            [want(1, {"0": ()}), want(1, {"20": (1,)}, resource="x/b")],
+            [request(1, {"0": ()}), request(1, {"20": (1,)}, resource="x/b")],
             {1},
             id="one without a topology has no say",
         ),
-        pytest.param([want(9, TWO_NODES)], {0, 1}, id="all nodes where none suffice"),
+        pytest.param([request(9, TWO_NODES)], {0, 1}, id="all nodes where none suffice"),
         pytest.param([], None, id="nothing is asked"),
     ],
 )
 def test_the_fewest_numa_nodes_are_preferred(
-    wants: list[Want], nodes: AbstractSet[int] | None
+    requests: list[DeviceRequest], nodes: AbstractSet[int] | None
 ) -> None:
-    merged = devices.affinity(wants, {0, 1}, TopologyPolicy.BEST_EFFORT)
+    merged = devices.affinity(requests, {0, 1}, TopologyPolicy.BEST_EFFORT)
     assert (merged.hint.nodes, merged.admit) == (nodes, True)
 
 
@@ -101,13 +103,13 @@ def test_the_fewest_numa_nodes_are_preferred(
 def test_the_topology_manager_lets_in_what_its_policy_accepts(
     manager: TopologyPolicy, free: str, *, admitted: bool
 ) -> None:
-    wants = [want(2, TWO_NODES, free=free)]
-    assert devices.affinity(wants, {0, 1}, manager).admit is admitted
+    requests = [request(2, TWO_NODES, free=free)]
+    assert devices.affinity(requests, {0, 1}, manager).admit is admitted
 
 
 def test_nodes_without_devices_count_as_in_the_kubelet() -> None:
-    one = want(1, {"10": (1,)})
-    other = want(1, {"20": (2,)}, resource="x/b")
+    one = request(1, {"10": (1,)})
+    other = request(1, {"20": (2,)}, resource="x/b")
     merged = devices.affinity([one, other], range(4), TopologyPolicy.BEST_EFFORT)
     # {0, 1} serves the one, {0, 2} the other, and node 0 is the lowest that two sets share.
     assert merged.hint.nodes == frozenset({0})
@@ -116,33 +118,43 @@ def test_nodes_without_devices_count_as_in_the_kubelet() -> None:
 @pytest.mark.parametrize(
     ("asked", "nodes", "advice", "chosen"),
     [
-        pytest.param(want(2, TWO_NODES), {1}, "", "10,11", id="the lowest of the aligned"),
-        pytest.param(want(2, TWO_NODES), {1}, "12,11", "11,12", id="as advised"),
-        pytest.param(want(2, TWO_NODES), {1}, "12", "10,12", id="too little advice is filled up"),
-        pytest.param(want(2, TWO_NODES), {1}, "10,11,12", "10,11", id="too much advice is cut"),
+        pytest.param(request(2, TWO_NODES), {1}, "", "10,11", id="the lowest of the aligned"),
+        pytest.param(request(2, TWO_NODES), {1}, "12,11", "11,12", id="as advised"),
         pytest.param(
-            want(2, TWO_NODES), {1}, "0,1", "10,11", id="advice off the aligned is passed over"
+            request(2, TWO_NODES), {1}, "12", "10,12", id="too little advice is filled up"
+        ),
+        pytest.param(request(2, TWO_NODES), {1}, "10,11,12", "10,11", id="too much advice is cut"),
+        pytest.param(
+            request(2, TWO_NODES), {1}, "0,1", "10,11", id="advice off the aligned is passed over"
         ),
         pytest.param(
-            want(2, TWO_NODES, free="10,11,12"), None, "0,7", "10,11", id="advice that is not free"
+            request(2, TWO_NODES, free="10,11,12"),
+            None,
+            "0,7",
+            "10,11",
+            id="advice that is not free",
         ),
         pytest.param(
-            want(4, TWO_NODES), {1}, "2", "2,10,11,12", id="aligned first, then as advised"
+            request(4, TWO_NODES), {1}, "2", "2,10,11,12", id="aligned first, then as advised"
         ),
         pytest.param(
-            want(2, TWO_NODES, reusable="2"), {0}, "", "0,2", id="what is reusable comes first"
+            request(2, TWO_NODES, reusable="2"), {0}, "", "0,2", id="what is reusable comes first"
         ),
         pytest.param(
-            want(1, TWO_NODES, reusable="2,12"), {0, 1}, "", "2", id="no more than asked is reused"
+            request(1, TWO_NODES, reusable="2,12"),
+            {0, 1},
+            "",
+            "2",
+            id="no more than asked is reused",
         ),
         pytest.param(
-            want(2, {"2": (), "10": (), "9": ()}), None, "", "2,9", id="ids count as numbers"
+            request(2, {"2": (), "10": (), "9": ()}), None, "", "2,9", id="ids count as numbers"
         ),
-        pytest.param(want(3, TWO_NODES), {0}, "10", "0,1,2", id="exactly the aligned, unasked"),
+        pytest.param(request(3, TWO_NODES), {0}, "10", "0,1,2", id="exactly the aligned, unasked"),
     ],
 )
 def test_devices_are_chosen_as_the_kubelet_does(
-    asked: Want, nodes: set[int] | None, advice: str, chosen: str
+    asked: DeviceRequest, nodes: set[int] | None, advice: str, chosen: str
 ) -> None:
     affinity = None if nodes is None else frozenset(nodes)
     assert devices.choose(asked, affinity, advising(advice)) == ids(chosen)
@@ -155,15 +167,15 @@ def test_the_plugin_is_asked_with_all_that_it_may_give_and_what_it_must() -> Non
         asked.append((available, must_include, size))
         return frozenset()
 
-    devices.choose(want(2, TWO_NODES, reusable="2"), frozenset({0}), prefer)
-    devices.choose(want(4, TWO_NODES), frozenset({1}), prefer)
-    devices.choose(want(3, TWO_NODES), frozenset({1}), prefer)
+    devices.choose(request(2, TWO_NODES, reusable="2"), frozenset({0}), prefer)
+    devices.choose(request(4, TWO_NODES), frozenset({1}), prefer)
+    devices.choose(request(3, TWO_NODES), frozenset({1}), prefer)
     assert asked == [(ids("0,1,2"), ids("2"), 2), (frozenset(TWO_NODES), ids("10,11,12"), 4)]
 
 
 def test_too_few_free_devices_are_refused_with_the_numbers() -> None:
     with pytest.raises(NotEnoughDevices) as caught:
-        devices.choose(want(3, TWO_NODES, free="0", reusable="10"), None, no_advice)
+        devices.choose(request(3, TWO_NODES, free="0", reusable="10"), None, no_advice)
     assert (caught.value.pool, caught.value.requested, caught.value.free) == ("x/a", 2, 1)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from cpupool.core.cpu_manager import CPUManager, Misfit, TopologyPolicy
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.plugin_facts import Answer, Given, PluginFacts, ServedAs
+from cpupool.core.plugin_facts import AnswerPart, PluginFacts, RecordedAnswer, ServedAs
 from cpupool.core.pools import NodePools, Pool
 from cpupool.core.workloads import (
     Container,
@@ -70,9 +70,9 @@ def pod(
     return replace(made, description=described, **fields)
 
 
-def cpus(text: str, *, exclusive: bool = False, refused: str = "") -> Given:
-    answer = Answer("CpusetCpus", text, 2.0, scalar=True)
-    return Given(2.0, {"cpu": answer}, exclusive=exclusive, refused=refused)
+def cpus(text: str, *, exclusive: bool = False, refused: str = "") -> RecordedAnswer:
+    answer = AnswerPart("CpusetCpus", text, 2.0, scalar=True)
+    return RecordedAnswer(2.0, {"cpu": answer}, exclusive=exclusive, refused=refused)
 
 
 def ref(pod_name: str, name: str = "main") -> ContainerRef:
@@ -81,7 +81,7 @@ def ref(pod_name: str, name: str = "main") -> ContainerRef:
 
 def manager(
     *pods: Pod,
-    given: Mapping[ContainerRef, Mapping[str, Given]] | None = None,
+    given: Mapping[ContainerRef, Mapping[str, RecordedAnswer]] | None = None,
     served: tuple[str, ...] = ("cpu",),
     refusals: Mapping[ContainerRef, str] | None = None,
     configured: NodePools | None = None,

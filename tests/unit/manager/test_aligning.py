@@ -10,12 +10,12 @@ import pytest
 from cpupool.core.cpu_manager import CPUManager, Scope, TopologyHint, TopologyPolicy
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.names import POLICY_CPUS
-from cpupool.core.plugin_facts import Answer, Given, PluginFacts
+from cpupool.core.plugin_facts import AnswerPart, PluginFacts, RecordedAnswer
 from cpupool.core.pools import NodePools, Pool
 from cpupool.core.workloads import ContainerKind
 from cpupool.policies.qrm.questions import PluginOptions
 from cpupool.qrm.next_questions import Plan, plan
-from cpupool.qrm.question_table import Heard
+from cpupool.qrm.question_table import HintsAnswer
 from tests import builders
 from tests.unit.manager.choosing.nodes import owned
 from tests.unit.manager.plugged import manager, pod, ref, starts
@@ -35,9 +35,9 @@ def good(*nodes: int) -> TopologyHint:
     return TopologyHint(frozenset(nodes), preferred=True)
 
 
-def on(*nodes: int) -> Mapping[str, Given]:
+def on(*nodes: int) -> Mapping[str, RecordedAnswer]:
     """Make the answer of a plugin that was asked for some NUMA nodes."""
-    return {NIC: Given(1.0, {NIC: Answer(env={"NIC": "eth0"})}, hint=good(*nodes))}
+    return {NIC: RecordedAnswer(1.0, {NIC: AnswerPart(env={"NIC": "eth0"})}, hint=good(*nodes))}
 
 
 def has(name: str = "main", cpu: int = 2, *, nic: bool = True, init: bool = False) -> Container:
@@ -49,7 +49,7 @@ def has(name: str = "main", cpu: int = 2, *, nic: bool = True, init: bool = Fals
 def node(
     *pods: Pod,
     policy: TopologyPolicy = RESTRICTED,
-    given: Mapping[str, Mapping[str, Given]] | None = None,
+    given: Mapping[str, Mapping[str, RecordedAnswer]] | None = None,
     scope: Scope = Scope.CONTAINER,
 ) -> Manager:
     """Make a node whose CPUs 0-7 and 8-15 lie on two NUMA nodes; CPU 0 is reserved."""
@@ -72,7 +72,7 @@ def why(of: Pod, at: Manager) -> str:
 
 
 def planned(at: Manager, of: Pod, *nodes: TopologyHint, container: int = 0) -> Plan:
-    heard = {ref(of.name, each.name): {NIC: Heard(nodes)} for each in of.containers}
+    heard = {ref(of.name, each.name): {NIC: HintsAnswer(nodes)} for each in of.containers}
     return plan(at.snapshot(), of, of.containers[container], ALIGNED, heard=heard)
 
 
@@ -92,12 +92,14 @@ def test_cpus_wait_for_the_plugin_and_lie_near_its_answer() -> None:
 
 
 def test_what_the_plugin_says_of_its_answer_counts_before_what_it_was_asked() -> None:
-    given = {NIC: Given(1.0, {NIC: Answer(hints=(good(1),))}, hint=good(0))}
+    given = {NIC: RecordedAnswer(1.0, {NIC: AnswerPart(hints=(good(1),))}, hint=good(0))}
     assert owned(node(pod("a", has()), given={"a": given})) == {"a-uid": "8-9"}
 
 
-@pytest.mark.parametrize("given", [{NIC: Given(1.0)}, {NIC: Given(1.0, {NIC: Answer(hints=())})}])
-def test_an_answer_without_nodes_leaves_all(given: Mapping[str, Given]) -> None:
+@pytest.mark.parametrize(
+    "given", [{NIC: RecordedAnswer(1.0)}, {NIC: RecordedAnswer(1.0, {NIC: AnswerPart(hints=())})}]
+)
+def test_an_answer_without_nodes_leaves_all(given: Mapping[str, RecordedAnswer]) -> None:
     assert owned(node(pod("a", has()), given={"a": given})) == {"a-uid": "1-2"}
 
 
@@ -202,15 +204,15 @@ def test_the_hints_of_all_containers_are_merged_at_one_time() -> None:
     assert [question.container.name for question in asked.hints] == ["one", "two"]
 
     heard = {
-        ref("a", "one"): {NIC: Heard((good(0), good(1)))},
-        ref("a", "two"): {NIC: Heard((good(1),))},
+        ref("a", "one"): {NIC: HintsAnswer((good(0), good(1)))},
+        ref("a", "two"): {NIC: HintsAnswer((good(1),))},
     }
     first = plan(at.snapshot(), of, of.containers[0], ALIGNED, heard=heard)
     ((question, nodes),) = first.allocate
     assert (question.container.name, nodes) == ("one", good(1))
     # The second container follows the answer of the first.
     at.observe(plugins=PluginFacts(frozenset({NIC}), {ref("a", "one"): on(1)}))
-    both = {ref("a", "two"): {NIC: Heard((good(0), good(1)))}}
+    both = {ref("a", "two"): {NIC: HintsAnswer((good(0), good(1)))}}
     second = plan(at.snapshot(), of, of.containers[1], ALIGNED, heard=both)
     assert hint(second) == good(1)
 

@@ -6,7 +6,7 @@ import pytest
 
 from cpupool.core.errors import (
     AllocationError,
-    NoDevicesAsked,
+    NoDevicesRequested,
     NotEnoughDevices,
     UnavailableDevices,
     UnknownDevices,
@@ -42,7 +42,7 @@ class TestAllocate:
     @pytest.mark.parametrize(
         ("pool", "ids", "error"),
         [
-            pytest.param("exclusive_a", [], NoDevicesAsked, id="no ids"),
+            pytest.param("exclusive_a", [], NoDevicesRequested, id="no ids"),
             pytest.param("exclusive_a", ["2", "6"], UnknownDevices, id="ids of another pool"),
             pytest.param("exclusive_a", ["02"], UnknownDevices, id="an odd spelling"),
             pytest.param("shared_a", ["1000"], UnknownDevices, id="beyond the last milli-CPU"),

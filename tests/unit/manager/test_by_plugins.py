@@ -10,7 +10,7 @@ import pytest
 from cpupool.core.assignments import MemoryNodes, Placement
 from cpupool.core.cpu_manager import Misfit, TopologyPolicy
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.plugin_facts import Answer, Given, PluginFacts, ServedAs
+from cpupool.core.plugin_facts import AnswerPart, PluginFacts, RecordedAnswer, ServedAs
 from cpupool.core.pools import NodePools
 from cpupool.core.properties import NO_PROPERTIES, Properties
 from cpupool.core.workloads import UNDESCRIBED, ContainerID, ContainerKind, PodDescription, QoSClass
@@ -39,7 +39,7 @@ BEST_EFFORT = TopologyPolicy.BEST_EFFORT
 
 def asked(node: Manager, of: Pod, index: int = 0) -> dict[str, float]:
     facts, resolution = node.snapshot()
-    return dict(by_plugins.asked(facts, resolution.grants, of, of.containers[index]))
+    return dict(by_plugins.plugin_requests(facts, resolution.grants, of, of.containers[index]))
 
 
 def lacking(node: Manager, of: Pod) -> set[str]:
@@ -113,13 +113,13 @@ def test_a_pod_keeps_what_an_earlier_policy_gave_it() -> None:
         (None, True),
         (cpus("1-2"), False),
         (cpus("1-2", refused="it is bad"), True),
-        (Given(2.0), False),
-        (Given(1.5), True),
-        (Given(1.5, {"cpu": Answer(quantity=1.2, scalar=True)}), False),
-        (Given(1.5, {"cpu": Answer(quantity=1.9)}), True),
+        (RecordedAnswer(2.0), False),
+        (RecordedAnswer(1.5), True),
+        (RecordedAnswer(1.5, {"cpu": AnswerPart(quantity=1.2, scalar=True)}), False),
+        (RecordedAnswer(1.5, {"cpu": AnswerPart(quantity=1.9)}), True),
     ],
 )
-def test_an_answer_must_count_and_be_enough(given: Given | None, *, lacks: bool) -> None:
+def test_an_answer_must_count_and_be_enough(given: RecordedAnswer | None, *, lacks: bool) -> None:
     of = pod("a")
     node = manager(of, given={ref("a"): {"cpu": given}} if given else {})
     assert bool(lacking(node, of)) is lacks
@@ -190,7 +190,12 @@ BOTH = frozenset({"cpu", "memory"})
         (PluginFacts(BOTH), None),
         # Nothing is asked before each plugin is there, and a refusal is for the whole container.
         (PluginFacts(BOTH, answering=frozenset({"cpu"})), None),
-        (PluginFacts(BOTH, {ref("a"): {"memory": Given(1.0)}}, answering=BOTH - {"memory"}), True),
+        (
+            PluginFacts(
+                BOTH, {ref("a"): {"memory": RecordedAnswer(1.0)}}, answering=BOTH - {"memory"}
+            ),
+            True,
+        ),
         (PluginFacts(BOTH, refusals={ref("a"): "no"}, answering=BOTH), False),
     ],
 )
@@ -469,7 +474,7 @@ def test_the_loser_of_two_recorded_answers_is_held_and_confined_and_it_is_said()
 
 def test_a_container_takes_its_memory_from_the_nodes_of_its_answer() -> None:
     of = pod("a", container(running=True), level="dedicated_cores")
-    memory = Given(1.0, {"memory": Answer("CpusetMems", "0")})
+    memory = RecordedAnswer(1.0, {"memory": AnswerPart("CpusetMems", "0")})
     node = manager(of, given={ref("a"): {"memory": memory}})
 
     def nodes() -> MemoryNodes | None:
@@ -494,9 +499,9 @@ def test_a_container_follows_the_properties_of_its_answers(level: str) -> None:
 
     def now(**values: str) -> Properties:
         """Return what a container must have, with these answers."""
-        answers = {name: Answer(name, value) for name, value in values.items()}
+        answers = {name: AnswerPart(name, value) for name, value in values.items()}
         own = cpus("2", exclusive=bool(level))
-        given = {ref("a"): {"memory": Given(1.0, answers), "cpu": own}}
+        given = {ref("a"): {"memory": RecordedAnswer(1.0, answers), "cpu": own}}
         node.observe(plugins=PluginFacts(frozenset({"cpu"}), given))
         return node.snapshot().assignment(("a-uid", ContainerID("main-id"))).properties
 
@@ -513,7 +518,7 @@ def test_a_container_with_cpus_of_the_policy_follows_them_too() -> None:
     node = manager(of, configured=pools("static"))
 
     def now(shares: str) -> tuple[Placement, Properties]:
-        given = {ref("a"): {NIC: Given(1.0, {NIC: Answer("CpuShares", shares)})}}
+        given = {ref("a"): {NIC: RecordedAnswer(1.0, {NIC: AnswerPart("CpuShares", shares)})}}
         node.observe(plugins=PluginFacts(frozenset({NIC}), given))
         assignment = node.snapshot().assignment(("a-uid", ContainerID("main-id")))
         return assignment.placement, assignment.properties
@@ -523,10 +528,10 @@ def test_a_container_with_cpus_of_the_policy_follows_them_too() -> None:
 
 
 def test_the_texts_of_answers_that_count_are_joined() -> None:
-    one = Given(1.0, {"cpu": Answer(env={"A": "cpu"}, annotations={"n": "1"})})
-    nic = Given(1.0, {"nic": Answer(env={"A": "nic", "B": "nic"})})
-    bad = Given(1.0, {"x": Answer(env={"C": "x"})}, refused="it is bad")
-    facts = PluginFacts(given={ref("a"): {"nic": nic, "cpu": one, "x": bad}})
+    one = RecordedAnswer(1.0, {"cpu": AnswerPart(env={"A": "cpu"}, annotations={"n": "1"})})
+    nic = RecordedAnswer(1.0, {"nic": AnswerPart(env={"A": "nic", "B": "nic"})})
+    bad = RecordedAnswer(1.0, {"x": AnswerPart(env={"C": "x"})}, refused="it is bad")
+    facts = PluginFacts(answers={ref("a"): {"nic": nic, "cpu": one, "x": bad}})
     assert facts.texts(ref("a")) == ({"A": "cpu", "B": "nic"}, {"n": "1"})
     assert facts.texts(ref("b")) == ({}, {})
 

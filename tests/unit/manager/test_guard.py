@@ -80,7 +80,7 @@ def aligned(*_args: object) -> TopologyPolicy:
 @pytest.mark.parametrize(
     "methods",
     [
-        {"wants": raises},
+        {"requests": raises},
         {"choose": raises},
         {"narrowed": raises},
         {"hints": raises, "asked_alignment": aligned},
@@ -107,8 +107,8 @@ def test_it_shares_where_the_pool_file_says_so() -> None:
 @pytest.mark.parametrize(
     ("choice", "why"),
     [
-        (Choice(CPUSet()), "has chosen 0 CPUs () of 1 asked"),
-        (Choice(CPUSet.parse("1-2")), "has chosen 2 CPUs (1-2) of 1 asked"),
+        (Choice(CPUSet()), "has chosen 0 CPUs () of 1 requested"),
+        (Choice(CPUSet.parse("1-2")), "has chosen 2 CPUs (1-2) of 1 requested"),
         (Choice(CPUSet.of(8)), "has chosen CPUs 8, which are not free"),
         (
             Choice(CPUSet.of(1), parts={"web-main": CPUSet.of(3)}),
@@ -136,22 +136,24 @@ def test_a_choice_that_breaks_the_rules_is_rejected(choice: Any, why: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("wants", "why"),
+    ("requests", "why"),
     [
         ({"other": 1}, "the pod has no container {'other'}"),
         ({"web-main": 0}, "{'web-main': 0} are no numbers of CPUs: name 1 or more, or leave"),
         ({"web-main": 1.5}, "{'web-main': 1.5} are no numbers of CPUs"),
     ],
 )
-def test_a_pod_is_held_of_which_the_policy_wants_nonsense(wants: dict[str, Any], why: str) -> None:
-    manager = node(policy(wants=lambda *_args: wants), WEB)
+def test_a_pod_is_held_of_which_the_policy_wants_nonsense(
+    requests: dict[str, Any], why: str
+) -> None:
+    manager = node(policy(requests=lambda *_args: requests), WEB)
     assert why in refusal(manager)[0]
 
 
 def test_a_part_that_is_not_among_the_chosen_cpus_is_rejected() -> None:
     manager = node(
         policy(
-            wants=lambda *_args: {WHOLE_POD: 1},
+            requests=lambda *_args: {WHOLE_POD: 1},
             choose=lambda *_args: Choice(CPUSet.of(1), parts={"web-main": CPUSet.of(3)}),
         ),
         WEB,
@@ -162,12 +164,12 @@ def test_a_part_that_is_not_among_the_chosen_cpus_is_rejected() -> None:
 @pytest.mark.parametrize(
     ("narrowed", "why"),
     [
-        (lambda *_args: None, "None is no Ask"),
+        (lambda *_args: None, "None is no ChoiceRequest"),
         (
-            lambda _self, view, ask: replace(ask, available=view.topology.present),
+            lambda _self, view, request: replace(request, available=view.topology.present),
             "CPUs 8-15 are not available",
         ),
-        (lambda _self, _view, ask: replace(ask, count=3), "asks for something else"),
+        (lambda _self, _view, request: replace(request, count=3), "asks for something else"),
     ],
 )
 def test_a_request_is_only_narrowed(narrowed: Callable[..., Any], why: str) -> None:
@@ -182,15 +184,15 @@ def test_hints_of_another_type_hold_the_pod(answer: object) -> None:
 
 def test_a_pod_is_held_of_which_the_policy_says_something_else_each_time() -> None:
     answers = itertools.cycle([{"web-main": 1}, {WHOLE_POD: 1}])
-    manager = node(policy(wants=lambda *_args: next(answers)), WEB)
-    assert "has wanted CPUs for" in refusal(manager)[0]
+    manager = node(policy(requests=lambda *_args: next(answers)), WEB)
+    assert "has requested CPUs for" in refusal(manager)[0]
 
 
 def test_other_pods_are_served() -> None:
-    def choose(self: LowestCPUs, view: Any, ask: Any) -> Choice:
-        if ask.pod.name == "web":
+    def choose(self: LowestCPUs, view: Any, request: Any) -> Choice:
+        if request.pod.name == "web":
             raise RuntimeError
-        return LowestCPUs.choose(self, view, ask)
+        return LowestCPUs.choose(self, view, request)
 
     manager = node(policy(choose=choose), WEB, FIRST)
     assert owned(manager) == {"first-uid": "0"}
@@ -229,7 +231,7 @@ def stealing(_self: object, view: Any, _demand: object) -> CPUAssignment:
 )
 def test_elsewhere_a_default_takes_the_place_of_the_answer(methods: dict[str, Any]) -> None:
     shares = web("shares", 500)
-    wanting = {"wants": lambda _self, pod: {} if pod is shares else {pod.containers[0].name: 1}}
+    wanting = {"requests": lambda _self, pod: {} if pod is shares else {pod.containers[0].name: 1}}
     manager = node(policy(**wanting, **methods), WEB, shares)
     manager.update_topology(MACHINE.topology())
     assert manager.measure(CPUUse({}, {})) is False

@@ -19,14 +19,14 @@ from tests.unit.manager.choosing.nodes import web
 if TYPE_CHECKING:
     from cpupool.core.workloads import Pod
     from cpupool.manager.resolve import PlacedContainer
-    from cpupool.policies.base import Demand
+    from cpupool.policies.base import ContainerToPlace
 
 
 class Generous(StaticPolicy):
     """Gives an owner the shared CPUs, too."""
 
-    def place(self, view: NodeView, demand: Demand) -> CPUAssignment:
-        made = StaticPolicy.place(self, view, demand)
+    def place(self, view: NodeView, to_place: ContainerToPlace) -> CPUAssignment:
+        made = StaticPolicy.place(self, view, to_place)
         if made.placement is Placement.POLICY:
             return replace(made, shared=view.extents[DEFAULT])
         return made
@@ -35,8 +35,8 @@ class Generous(StaticPolicy):
 class Spy(StaticPolicy):
     """Tells which pods it sees."""
 
-    def place(self, view: NodeView, demand: Demand) -> CPUAssignment:
-        made = StaticPolicy.place(self, view, demand)
+    def place(self, view: NodeView, to_place: ContainerToPlace) -> CPUAssignment:
+        made = StaticPolicy.place(self, view, to_place)
         seen = {each.cgroup_uid for each in view.pods} | {uid for uid, _ in view.grants.of_pods}
         return replace(made, reason=" ".join(sorted(seen)))
 

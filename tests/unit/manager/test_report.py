@@ -17,7 +17,7 @@ from cpupool.core.cpu_manager import (
 )
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.names import Names
-from cpupool.core.plugin_facts import Answer, Given
+from cpupool.core.plugin_facts import AnswerPart, RecordedAnswer
 from cpupool.core.pool_policy import CPUBindPolicy, ExclusivePolicy, NUMAPolicy, PoolPolicy
 from cpupool.core.pools import MixedCPUs, NodePools, Pool
 from cpupool.core.workloads import ContainerKind
@@ -208,8 +208,8 @@ def test_what_is_reserved_offline_or_owned_is_not_free() -> None:
 
 
 def test_a_text_that_names_no_interface_is_no_nic() -> None:
-    answer = Answer(annotations={NIC_NAME: "e" * 16})
-    given = {plugged.ref("a"): {"NIC": Given(1.0, {"NIC": answer})}}
+    answer = AnswerPart(annotations={NIC_NAME: "e" * 16})
+    given = {plugged.ref("a"): {"NIC": RecordedAnswer(1.0, {"NIC": answer})}}
     asks = plugged.pod("a", plugged.container(running=True, more={"NIC": 1.0}))
     facts, resolution = plugged.manager(asks, given=given, served=("NIC",)).snapshot()
     found = [FoundContainer("a-uid", "main-id", "path", "0-7")]
@@ -219,12 +219,12 @@ def test_a_text_that_names_no_interface_is_no_nic() -> None:
 
 
 def test_what_plugins_have_answered_is_shown_with_what_is_missing() -> None:
-    nic = Answer(env={"NIC": "eth0"}, annotations={NIC_NAME: "eth0"})
+    nic = AnswerPart(env={"NIC": "eth0"}, annotations={NIC_NAME: "eth0"})
     hint = TopologyHint(frozenset({0}), preferred=True)
     answered = {
         "cpu": plugged.cpus("1-2"),
-        "memory": Given(1.0, {"memory": nic}, refused="bad answer"),
-        "example.com/nic": Given(1.0, {"example.com/nic": nic}, hint),
+        "memory": RecordedAnswer(1.0, {"memory": nic}, refused="bad answer"),
+        "example.com/nic": RecordedAnswer(1.0, {"example.com/nic": nic}, hint),
     }
     more = {"memory": 1.0, "cpu": 2.0, "example.com/nic": 1.0, "example.com/gpu": 1.0}
     pods = [

@@ -12,10 +12,10 @@ from cpupool.core.pools import MixedCPUs, NodePools, Pool, PoolKind
 from cpupool.manager.manager import Manager
 from cpupool.manager.usage import (
     Boundary,
-    Decisions,
+    ChoiceCounts,
     PolicyUsage,
     PoolUsage,
-    decisions,
+    choice_counts,
     fragmentation,
     policy_usage,
     usage,
@@ -181,17 +181,17 @@ def test_a_decision_counts_once_and_only_large_containers_cross_a_cache() -> Non
     manager.observe(pods=[small])
     before = manager.snapshot().resolution.view
     unpromised = {Boundary.PHYSICAL_CPU: 0, Boundary.NUMA_NODE: 0}
-    assert decisions(None, before) == Decisions(
+    assert choice_counts(None, before) == ChoiceCounts(
         2, 0, {**unpromised, Boundary.UNCORE_CACHE: 2}, unpromised
     )
 
     large, huge = pod("large", container(cpu=20_000)), pod("huge", container(cpu=31_000))
     manager.observe(pods=[small, large, huge])
     after = manager.snapshot().resolution.view
-    assert decisions(before, after) == Decisions(
+    assert choice_counts(before, after) == ChoiceCounts(
         1, 1, {**unpromised, Boundary.UNCORE_CACHE: 0}, unpromised
     )
-    assert decisions(after, after).given == decisions(after, after).refused == 0
+    assert choice_counts(after, after).given == choice_counts(after, after).refused == 0
 
 
 def test_a_promised_boundary_counts_for_what_fits_and_for_what_does_not() -> None:
@@ -201,7 +201,7 @@ def test_a_promised_boundary_counts_for_what_fits_and_for_what_does_not() -> Non
     wide = pod("wide", container(cpu=20_000))
     manager.observe(pods=[*pods, wide], device_nodes={wide.cgroup_uid: {}})
 
-    assert decisions(None, manager.snapshot().resolution.view) == Decisions(
+    assert choice_counts(None, manager.snapshot().resolution.view) == ChoiceCounts(
         1,
         2,
         {Boundary.PHYSICAL_CPU: 1, Boundary.UNCORE_CACHE: 1, Boundary.NUMA_NODE: 1},

@@ -232,9 +232,9 @@ def test_katalysts_wishes_count() -> None:
     with pytest.raises(NoBinding):
         asked.hints(ask("b", 8, says={**DEDICATED, "memory_enhancement": exclusive}))
     asked.remove("a")
-    wish = {**DEDICATED, "numa_ids": "1"}
-    assert asked.hints(ask("c", 8, says=wish)) == [([1], True)]
-    asked.allocate(ask("c", 8, says=wish), 1)
+    says = {**DEDICATED, "numa_ids": "1"}
+    assert asked.hints(ask("c", 8, says=says)) == [([1], True)]
+    asked.allocate(ask("c", 8, says=says), 1)
     # Pods of Katalyst's share a node, except those that want none.
     assert asked.hints(ask("d", 8, says=DEDICATED)) == [([0], True), ([1], True)]
     apart = {**DEDICATED, "cpu_enhancement": '{"numa_share": "false"}'}

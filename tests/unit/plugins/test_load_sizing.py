@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from cpupool.plugins.config import Aims
-from cpupool.plugins.load_sizing import PERIOD_S, Decision, Memory, PoolLoad, PoolNow, decide
+from cpupool.plugins.load_sizing import PERIOD_S, Memory, NextSize, PoolLoad, PoolNow, decide
 
 AIMS = Aims()
 
@@ -18,7 +18,7 @@ def decided(
     memories: dict[str, Memory] | None = None,
     now_s: float = 0.0,
     **pools: PoolNow,
-) -> dict[str, Decision]:
+) -> dict[str, NextSize]:
     return decide(AIMS, pools, memories or {}, total, now_s)
 
 

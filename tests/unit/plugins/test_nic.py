@@ -17,7 +17,7 @@ from tests.unit.plugins.asking import INIT, MAIN, SIDECAR, Asked, ask
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from cpupool.core.plugin_facts import Answer
+    from cpupool.core.plugin_facts import AnswerPart
     from cpupool.policies.qrm.questions import ContainerRole, Question
 
 ETH0 = NIC("eth0", 0, "fdbd:dc05:3:154::20", speed_mbits=25000)
@@ -31,7 +31,7 @@ class Nics(Asked):
     def __init__(self, *nics: NIC) -> None:
         super().__init__(NICPlugin(nics, frozenset({0, 1})))
 
-    def given(self, question: Question, *nodes: int) -> Answer:
+    def given(self, question: Question, *nodes: int) -> AnswerPart:
         self.allocate(question, *nodes)
         (answer,) = self.plugin.answers(self.state, question.container).values()
         return answer

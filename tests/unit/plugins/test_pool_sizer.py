@@ -12,7 +12,7 @@ from cpupool.core.names import STATIC_POD_HASH
 from cpupool.plugins.config_file import parse
 from cpupool.plugins.cpu import CPUPlugin
 from cpupool.plugins.headroom import Headroom
-from cpupool.plugins.load_sizing import PERIOD_S, Decision, PoolLoad, PoolNow
+from cpupool.plugins.load_sizing import PERIOD_S, NextSize, PoolLoad, PoolNow
 from cpupool.plugins.pool_sizer import RAMP_UP_S, PoolSizer
 from tests.unit.plugins.asking import INIT, LAYOUT, SIDECAR, Asked, ask
 
@@ -39,7 +39,7 @@ class Node:
         self.used_us: dict[str, int] = {}
         self.waited: dict[str, Waited] = {}
 
-    def step(self, waiting: Mapping[str, float] | None = None, /, **uses: float) -> Decision:
+    def step(self, waiting: Mapping[str, float] | None = None, /, **uses: float) -> NextSize:
         """Let pods use so many CPUs in a period; return the decision about the pool online."""
         self.now_s += PERIOD_S
         for pod, cpus in uses.items():
@@ -50,7 +50,7 @@ class Node:
         by_cpu = dict.fromkeys(LAYOUT.cpus, 0)
         return self.read(CPUTime(by_cpu, dict(self.used_us), dict(self.waited)))
 
-    def read(self, reading: CPUTime | None) -> Decision:
+    def read(self, reading: CPUTime | None) -> NextSize:
         self.sizer = self.sizer.after(self.plugin, self.asked.state, reading, self.now_s)
         self.asked.state = self.plugin.resized(self.asked.state, self.sizer.sizes)
         return self.sizer.decisions["online"]

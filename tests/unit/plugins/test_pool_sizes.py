@@ -26,10 +26,10 @@ def test_the_largest_pools_give_first() -> None:
 
 
 def test_pools_use_what_is_left_if_they_expand_but_for_fixed_ones() -> None:
-    wishes, fixed = {"a": 4, "b": 4}, {"isolated": 2}
-    assert fitted(wishes, fixed, 20, expands=False) == Fitted({**wishes, **fixed}, throttled=False)
-    assert fitted(wishes, fixed, 20, expands=True).sizes == {"a": 9, "b": 9, "isolated": 2}
-    assert fitted(wishes, fixed, 5, expands=True) == Fitted(
+    needs, fixed = {"a": 4, "b": 4}, {"isolated": 2}
+    assert fitted(needs, fixed, 20, expands=False) == Fitted({**needs, **fixed}, throttled=False)
+    assert fitted(needs, fixed, 20, expands=True).sizes == {"a": 9, "b": 9, "isolated": 2}
+    assert fitted(needs, fixed, 5, expands=True) == Fitted(
         {"a": 2, "b": 2, "isolated": 1}, throttled=True
     )
 

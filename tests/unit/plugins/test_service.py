@@ -13,7 +13,7 @@ from cpupool.api.pluginregistration_pb2_grpc import RegistrationStub
 from cpupool.api.resourceplugin_pb2_grpc import ResourcePluginStub
 from cpupool.core.cpu_manager import TopologyHint
 from cpupool.core.errors import NotEnoughCPUs
-from cpupool.core.plugin_facts import Answer, Answers
+from cpupool.core.plugin_facts import AnswerPart, AnswerParts
 from cpupool.core.workloads import ContainerRef
 from cpupool.plugins.service import Device, PluginService
 from cpupool.policies.qrm.questions import ContainerRole, PluginOptions, Question
@@ -42,7 +42,7 @@ QUESTION = Question(
 )
 NEAR = TopologyHint(frozenset({0, 1}), preferred=True)
 FAR = TopologyHint(frozenset({3}), preferred=False)
-ANSWER = Answer(
+ANSWER = AnswerPart(
     "CpusetCpus",
     "1-2",
     2.0,
@@ -64,7 +64,7 @@ class Double:
         self.options = PluginOptions(aligned=True, reconciled=True)
         self.asked: list[Any] = []
         self.near: tuple[TopologyHint, ...] | None = (NEAR, FAR)
-        self.gives: Answers = {"cpu": ANSWER}
+        self.gives: AnswerParts = {"cpu": ANSWER}
         self.error: Exception | None = None
 
     def hints(self, question: Question) -> tuple[TopologyHint, ...] | None:
@@ -73,11 +73,11 @@ class Double:
             raise self.error
         return self.near
 
-    def allocate(self, question: Question, hint: TopologyHint | None) -> Answers:
+    def allocate(self, question: Question, hint: TopologyHint | None) -> AnswerParts:
         self.asked.append((question, hint))
         return self.gives
 
-    def allocations(self) -> Mapping[ContainerRef, Answers]:
+    def allocations(self) -> Mapping[ContainerRef, AnswerParts]:
         return {REF: self.gives, ContainerRef("other", "side"): {}}
 
     def asked_by(self, container: ContainerRef) -> Question | None:
@@ -239,7 +239,7 @@ def test_podresources_learns_what_a_container_has(world: World) -> None:
 
 
 def test_podresources_learns_the_names_of_devices(world: World) -> None:
-    world.double.gives = {"nic": Answer()}
+    world.double.gives = {"nic": AnswerPart()}
     request = api.GetTopologyAwareResourcesRequest(pod_uid="uid", container_name="main")
     found = world.raw("GetTopologyAwareResources", request)
     nic = found.container_topology_aware_resources.allocated_resources["nic"]

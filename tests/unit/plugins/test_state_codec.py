@@ -6,7 +6,7 @@ import pytest
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import RemoteProtocolError
-from cpupool.core.plugin_facts import Answer
+from cpupool.core.plugin_facts import AnswerPart
 from cpupool.core.workloads import ContainerRef
 from cpupool.plugins import state_codec
 from cpupool.plugins.state import PluginState, ServedContainer
@@ -29,7 +29,11 @@ QUESTION = Question(
     "Burstable",
 )
 STATE = PluginState(
-    {QUESTION.container: ServedContainer(QUESTION, Answer("CpusetCpus", "1-2", by_node={0: 2}))},
+    {
+        QUESTION.container: ServedContainer(
+            QUESTION, AnswerPart("CpusetCpus", "1-2", by_node={0: 2})
+        )
+    },
     {"online": CPUSet.parse("0-3"), "none": CPUSet()},
     4.5,
 )

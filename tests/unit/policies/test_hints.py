@@ -119,14 +119,16 @@ def test_of_many_nodes_the_few_that_suffice_are_found() -> None:
         pytest.param([[good(0), good(1), bad(0, 1)], [good(1)]], good(1), id="what all prefer"),
         pytest.param([[good(0), good(1)], [good(0), good(1)]], good(0), id="the lowest of those"),
         pytest.param([[good(0, 1), good(2)], [good(0, 1), good(2)]], good(2), id="the narrowest"),
-        pytest.param([[good(2)], None], good(2), id="not caring is no wish"),
+        pytest.param([[good(2)], None], good(2), id="not caring is no preference"),
         pytest.param([[good(2)], [ANY, bad(1)]], good(2), id="a hint without nodes takes any"),
         pytest.param([None, None], good(0, 1, 2), id="all nodes where nobody cares"),
         pytest.param([], good(0, 1, 2), id="all nodes where nobody asks"),
         pytest.param([[good(1)], [bad(1), bad(0, 1)]], bad(1), id="what one only puts up with"),
-        pytest.param([[good(0, 1)], [good(1, 2)]], bad(1), id="what two different wishes share"),
+        pytest.param(
+            [[good(0, 1)], [good(1, 2)]], bad(1), id="what two different preferences share"
+        ),
         pytest.param([[good(0)], [good(1)]], bad(0, 1, 2), id="all nodes where nothing is shared"),
-        pytest.param([[good(1)], []], bad(1), id="what cannot be served spoils the wish"),
+        pytest.param([[good(1)], []], bad(1), id="what cannot be served spoils the preference"),
         pytest.param([[bad(0), bad(0, 1)], [bad(1, 2)]], bad(1), id="only what is left"),
         pytest.param(
             [[bad(0), bad(1, 2)], [bad(0, 1, 2), bad(1, 2)]], bad(1, 2), id="as many as one needs"

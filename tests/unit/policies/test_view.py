@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from cpupool.core import default_pool
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.grants import Grant, Grants, PodOwner, Source
 from cpupool.core.names import POLICY_CPUS
@@ -34,7 +35,7 @@ def test_a_policy_gives_out_what_is_declared_and_not_barred() -> None:
     machine = Machine(cores=4, threads=2).without("7").topology()
     pools = NodePools.of(Pool.named("default", "0-3,7"))
     grants = owned(whole_cores=True)
-    cpus = pools.default_cpus(machine)
+    cpus = default_pool.declared(pools, machine)
     view = NodeView(machine, pools, cpus, grants, barred(machine, grants, BLOCKED))
     assert view.cpus == CPUSet.parse("0-3,7")
     assert view.common == CPUSet.parse("0,2,4,6")

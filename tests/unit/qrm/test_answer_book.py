@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.names import Names
-from cpupool.core.plugin_facts import Answer, Given, PluginFacts
+from cpupool.core.plugin_facts import AnswerPart, PluginFacts, RecordedAnswer
 from cpupool.qrm.answer_book import AnswerBook
 from cpupool.qrm.question_table import QuestionTable
 from tests.unit.manager.plugged import MACHINE, cpus, manager, pod, ref
@@ -32,7 +32,7 @@ class Node:
     def _note(self, _ref: object, resource: str, broken: Broken) -> None:
         self.broken.append(f"{resource}: {broken.rule.value}")
 
-    def take(self, **given: Given) -> None:
+    def take(self, **given: RecordedAnswer) -> None:
         """Take answers for pods, and make them facts."""
         answered = {(ref(name), "cpu"): each for name, each in given.items()}
         self.book.take(self.manager.snapshot(), answered)
@@ -42,10 +42,10 @@ class Node:
         self.manager.observe(plugins=PluginFacts(frozenset({"cpu"}), self.table.record))
 
     def has(self, name: str) -> str:
-        return str(self.table.given(ref(name))["cpu"].cpus)
+        return str(self.table.answers(ref(name))["cpu"].cpus)
 
 
-def own(text: str) -> Given:
+def own(text: str) -> RecordedAnswer:
     return cpus(text, exclusive=True)
 
 
@@ -83,7 +83,7 @@ def test_without_a_good_one_the_bad_one_is_kept_and_does_not_count() -> None:
     node.take(a=own("8-9"))
     node.take(a=own("8-9"))
     assert node.has("a") == ""
-    assert node.table.given(ref("a"))["cpu"].refused
+    assert node.table.answers(ref("a"))["cpu"].refused
     assert node.broken == ["cpu: outside"]
     node.take(a=own("9"))
     assert node.broken == ["cpu: outside"] * 2
@@ -99,7 +99,7 @@ def test_it_counts_once_the_node_allows_it() -> None:
     node.manager.update_topology(MACHINE.topology())
     node.book.judge_again(node.manager.snapshot())
     assert node.has("a") == "2-3"
-    assert not node.table.given(ref("a"))["cpu"].refused
+    assert not node.table.answers(ref("a"))["cpu"].refused
 
 
 def test_cpus_that_one_answer_leaves_another_gets_at_once() -> None:
@@ -173,7 +173,7 @@ def test_a_record_counts_as_it_is() -> None:
 
 def test_the_class_or_a_mark_makes_an_answer_exclusive() -> None:
     book = Node().book
-    plain = {"cpu": Answer("CpusetCpus", "2")}
+    plain = {"cpu": AnswerPart("CpusetCpus", "2")}
     marked = {"cpu": replace(plain["cpu"], annotations={Names().exclusive: "true"})}
     assert book.asked_for(A, 1.0, plain).exclusive
     assert not book.asked_for(B, 1.0, plain).exclusive
@@ -182,8 +182,8 @@ def test_the_class_or_a_mark_makes_an_answer_exclusive() -> None:
 
 def test_a_list_changes_the_cpus_and_nothing_that_only_a_creation_sets() -> None:
     book = Node().book
-    has = replace(own("2-3"), answers={"cpu": Answer("CpusetCpus", "2-3", env={"A": "1"})})
-    found = {"cpu": Answer("CpusetCpus", "4"), "more": Answer(annotations={"b": "2"})}
+    has = replace(own("2-3"), parts={"cpu": AnswerPart("CpusetCpus", "2-3", env={"A": "1"})})
+    found = {"cpu": AnswerPart("CpusetCpus", "4"), "more": AnswerPart(annotations={"b": "2"})}
 
     # The pod's author has taken its class away.
     listed = book.listed(B, 9.0, found, has)
@@ -191,29 +191,29 @@ def test_a_list_changes_the_cpus_and_nothing_that_only_a_creation_sets() -> None
     assert listed.exclusive
     assert listed.quantity == has.quantity
     assert listed.cpus == CPUSet.of(4)
-    assert dict(listed.answers["cpu"].env) == {"A": "1"}
-    assert dict(listed.answers["more"].annotations) == {"b": "2"}
-    assert book.listed(B, 9.0, found, None) == Given(9.0, found)
+    assert dict(listed.parts["cpu"].env) == {"A": "1"}
+    assert dict(listed.parts["more"].annotations) == {"b": "2"}
+    assert book.listed(B, 9.0, found, None) == RecordedAnswer(9.0, found)
 
 
 def test_cpus_that_a_container_has_kept_for_itself_stay_its_own_after_the_next_answer() -> None:
     """Its pod's author may have changed the class since, which the lost answer knew."""
     node = Node()
     kept = replace(own("2-3"), kept=True)
-    answers = cpus("4-5").answers
+    answers = cpus("4-5").parts
     listed = node.book.listed(B, 2.0, answers, kept)
     asked = node.book.asked_for(B, 2.0, answers, has=kept)
-    assert listed == asked == Given(2.0, answers, exclusive=True)
+    assert listed == asked == RecordedAnswer(2.0, answers, exclusive=True)
     assert not node.book.asked_for(B, 2.0, answers, has=own("2-3")).exclusive
 
 
 def test_an_answer_that_no_node_mends_is_not_kept_and_judged_no_more() -> None:
     node = Node()
-    bad = {"cpu": replace(cpus("2-3").answers["cpu"], quantity=float("nan"))}
-    node.take(a=Given(2.0, bad, exclusive=True))
-    given = node.table.given(ref("a"))["cpu"]
-    assert (given.answers, given.refused != "") == ({}, True)
+    bad = {"cpu": replace(cpus("2-3").parts["cpu"], quantity=float("nan"))}
+    node.take(a=RecordedAnswer(2.0, bad, exclusive=True))
+    given = node.table.answers(ref("a"))["cpu"]
+    assert (given.parts, given.refused != "") == ({}, True)
     before = node.table.changes
     node.book.judge_again(node.manager.snapshot())
-    node.take(a=Given(2.0, bad, exclusive=True))
+    node.take(a=RecordedAnswer(2.0, bad, exclusive=True))
     assert (node.table.changes, node.broken) == (before, ["cpu: quantity"])

@@ -13,7 +13,7 @@ from tests.unit.qrm.test_resource_manager import DEDICATED, NIC, Node, answer, a
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from cpupool.core.plugin_facts import Given
+    from cpupool.core.plugin_facts import RecordedAnswer
     from cpupool.core.workloads import Pod
 
 A = pod("a", level=DEDICATED)
@@ -33,8 +33,8 @@ class Moved(Node):
         """Let Katalyst's manager have recorded what containers have."""
         self.checkpoint.write_bytes(written(*entries))
 
-    def given(self, name: str, resource: str = "cpu") -> Given:
-        return self.manager.snapshot().facts.plugins.given[ref(name)][resource]
+    def given(self, name: str, resource: str = "cpu") -> RecordedAnswer:
+        return self.manager.snapshot().facts.plugins.answers[ref(name)][resource]
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_what_pods_have_counts_and_no_plugin_is_asked_again(node: Moved) -> None
 
     assert (node.cpus("a"), node.cpus("b"), node.cpus("c")) == ("2-3", "4-5", "nothing")
     assert (node.given("a").exclusive, node.given("b").exclusive) == (True, False)
-    assert node.given("b", NIC).answers[NIC].env == {"NIC": "eth0"}
+    assert node.given("b", NIC).parts[NIC].env == {"NIC": "eth0"}
     node.until(lambda: node.cpus("c") == "6-7")
     assert asked(plugin) == ["c"]
     node.until(lambda: nic.asked["NotifyRegistrationStatus"])
@@ -79,7 +79,7 @@ def test_until_the_pods_are_known_nothing_is_asked_and_the_resources_count(node:
     assert node.manager.snapshot().facts.plugins.served == {NIC}
 
     node.role.take_over()
-    assert set(node.manager.snapshot().facts.plugins.given) == {ref("a")}
+    assert set(node.manager.snapshot().facts.plugins.answers) == {ref("a")}
     node.until(lambda: node.cpus("b") == "2-3")
 
 
@@ -95,7 +95,7 @@ def test_containers_that_are_gone_or_request_nothing_are_left_out(
     )
     caplog.set_level("INFO")
     node.finds(A, pod("done", finished=True))
-    given = node.manager.snapshot().facts.plugins.given
+    given = node.manager.snapshot().facts.plugins.answers
     assert {(ref, *by_resource) for ref, by_resource in given.items()} == {(ref("a"), "cpu")}
     assert "answers of Katalyst's manager are imported taken=1 refused=0 left_out=4" in caplog.text
 
@@ -115,8 +115,8 @@ def test_of_two_containers_with_one_cpu_that_of_the_older_pod_has_it(
     assert node.cpus(second) == ""
     assert node.given(second).refused == "the answer for cpu names CPUs 3, which another pod owns"
     said = (
-        "container main: the answer for cpu names CPUs 3, which another pod owns: it does not"
-        " count; create the pod again"
+        "container main: the answer for cpu names CPUs 3, which another pod owns: it is not"
+        " used; create the pod again"
     )
     assert node.events.pods == [(second, "PluginAnswerRefused", said)]
     page = node.metrics.render()[1].decode()
@@ -131,7 +131,7 @@ def test_a_lost_amount_is_the_requested_one(node: Moved) -> None:
     node.recorded(Recorded.cpus("a-uid", "2-3", 1.7), Recorded.cpus("b-uid", "4-5", 4.0))
     node.finds(A, pod("b", container(more={"example.com/milli": 1500.0})))
     assert [node.given(name).quantity for name in ("a", "b")] == [2.0, 1.5]
-    assert [node.given(name).answers["cpu"].quantity for name in ("a", "b")] == [2.0, 4.0]
+    assert [node.given(name).parts["cpu"].quantity for name in ("a", "b")] == [2.0, 4.0]
 
 
 def test_an_agent_that_is_killed_before_its_record_imports_again_and_then_never(

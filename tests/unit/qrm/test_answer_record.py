@@ -10,7 +10,7 @@ import pytest
 
 from cpupool.core.cpu_manager import TopologyHint
 from cpupool.core.errors import RemoteProtocolError
-from cpupool.core.plugin_facts import Answer, Given
+from cpupool.core.plugin_facts import AnswerPart, RecordedAnswer
 from cpupool.core.workloads import ContainerRef
 from cpupool.qrm import answer_record
 from cpupool.wire.checkpoints import Reader
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 ANY = TopologyHint(None, preferred=False)
 NODES = TopologyHint(frozenset({0, 1}), preferred=True)
-CPUS = Answer(
+CPUS = AnswerPart(
     "CpusetCpus",
     "1-2",
     0.3,
@@ -34,10 +34,10 @@ CPUS = Answer(
 )
 RECORD = {
     ContainerRef("a", "main"): {
-        "cpu": Given(2.5, {"cpu": CPUS, "extra": Answer()}, NODES, exclusive=True),
-        "nic": Given(1.0, {}, None, refused="it is no CPU list"),
+        "cpu": RecordedAnswer(2.5, {"cpu": CPUS, "extra": AnswerPart()}, NODES, exclusive=True),
+        "nic": RecordedAnswer(1.0, {}, None, refused="it is no CPU list"),
     },
-    ContainerRef("b", "main"): {"cpu": Given(1.0, {"cpu": Answer(hints=())}, ANY)},
+    ContainerRef("b", "main"): {"cpu": RecordedAnswer(1.0, {"cpu": AnswerPart(hints=())}, ANY)},
 }
 
 
@@ -138,14 +138,17 @@ def test_a_record_that_is_nested_too_deeply_is_refused() -> None:
 
 def test_an_earlier_agents_refused_answer_with_any_amount_leaves_the_others() -> None:
     bad = replace(CPUS, quantity=-1.0)
-    of_a = {**RECORD[ContainerRef("a", "main")], "x": Given(1.0, {"x": bad}, refused="it is bad")}
+    of_a = {
+        **RECORD[ContainerRef("a", "main")],
+        "x": RecordedAnswer(1.0, {"x": bad}, refused="it is bad"),
+    }
     record = answer_record.parse(answer_record.encode({ContainerRef("a", "main"): of_a}))
     kept = record[ContainerRef("a", "main")]
-    assert kept == {**of_a, "x": Given(1.0, {}, refused="it is bad")}
+    assert kept == {**of_a, "x": RecordedAnswer(1.0, {}, refused="it is bad")}
 
 
 def test_what_a_container_keeps_is_recorded_and_an_earlier_agents_record_has_none_of_it() -> None:
-    record = {ContainerRef("a", "main"): {"cpu": Given(0.0, {"cpu": CPUS}, kept=True)}}
+    record = {ContainerRef("a", "main"): {"cpu": RecordedAnswer(0.0, {"cpu": CPUS}, kept=True)}}
     assert answer_record.parse(answer_record.encode(record)) == record
     sealed = Sealed(Reader("a test", "nothing"), 1)
     entries = json.loads(answer_record.encode(RECORD))["entries"]

@@ -10,7 +10,7 @@ import pytest
 from cpupool.core.cgroups import FoundContainer
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.names import Names
-from cpupool.core.plugin_facts import Answer, Given, PluginFacts
+from cpupool.core.plugin_facts import AnswerPart, PluginFacts, RecordedAnswer
 from cpupool.core.workloads import ContainerID, RuntimeContainer
 from cpupool.manager.manager import Manager
 from cpupool.qrm.answer_book import AnswerBook
@@ -207,17 +207,17 @@ def test_what_is_kept_is_asked_for_again_and_the_rest_of_its_answer_stays() -> N
     found = node.start()
     (kept,) = found.kept.values()
     assert (kept.trace, kept.resource) == (Trace.ANNOTATION, "cpu")
-    (given,) = node.table.given(ref("a")).values()
+    (given,) = node.table.answers(ref("a")).values()
     before = cpus("3-4", exclusive=True)
-    answer = replace(before.answers["cpu"], value="5-6")
-    assert given == replace(before, answers={"cpu": answer}, kept=True)
+    answer = replace(before.parts["cpu"], value="5-6")
+    assert given == replace(before, parts={"cpu": answer}, kept=True)
     assert not given.serves(1.0)
 
 
 def test_a_container_that_shares_stays_where_its_answer_was() -> None:
     node = Node(runs={"a": "1-4"}, level="")
     (kept,) = node.start().kept.values()
-    assert kept.given == Given(0.0, {"cpu": Answer("CpusetCpus", "1-4")}, kept=True)
+    assert kept.given == RecordedAnswer(0.0, {"cpu": AnswerPart("CpusetCpus", "1-4")}, kept=True)
     assert node.owns == {}
     assert Node(runs={"a": SHARED}, level="").start() == Recovery()
 

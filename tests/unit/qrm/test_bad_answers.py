@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from cpupool.core import default_pool
 from cpupool.core.cpu_manager import CPUManager
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.grants import Grant, Grants, PodOwner, Source
 from cpupool.core.names import POLICY_CPUS, Names
-from cpupool.core.plugin_facts import Answer, Given
+from cpupool.core.plugin_facts import AnswerPart, RecordedAnswer
 from cpupool.core.pools import NodePools, Pool
 from cpupool.core.workloads import ContainerRef
 from cpupool.policies.none.policy import NonePolicy
@@ -40,13 +41,13 @@ def grant(pod: str, cpus: str, source: Source) -> Grant:
 
 
 GRANTS = Grants().adding([grant("old", "1", Source.POLICY), grant("mine", "2", Source.PLUGIN)])
-VIEW = NodeView(MACHINE, POOLS, POOLS.default_cpus(MACHINE), GRANTS, GRANTS.cpus)
+VIEW = NodeView(MACHINE, POOLS, default_pool.declared(POOLS, MACHINE), GRANTS, GRANTS.cpus)
 MINE = ContainerRef("mine", "main")
 JUDGE = Judge(VIEW, QRMPolicy.of_pools(POOLS, MACHINE), Names())
 
 
 def rule(
-    answer: Answer,
+    answer: AnswerPart,
     *,
     exclusive: bool = False,
     elsewhere: str = "",
@@ -54,15 +55,15 @@ def rule(
     judge: Judge = JUDGE,
 ) -> Rule | None:
     """Return the rule that an answer for the pod `mine` breaks."""
-    given = Given(1.0, {"cpu": answer}, exclusive=exclusive)
-    broken = judge.verdict(
+    given = RecordedAnswer(1.0, {"cpu": answer}, exclusive=exclusive)
+    broken = judge.first_broken(
         MINE, given, {}, elsewhere=CPUSet.parse(elsewhere), in_pod=CPUSet.parse(in_pod)
     )
     return broken.rule if broken else None
 
 
-def named(cpus: str, **fields: Any) -> Answer:
-    return Answer("CpusetCpus", cpus, 1.0, **fields)
+def named(cpus: str, **fields: Any) -> AnswerPart:
+    return AnswerPart("CpusetCpus", cpus, 1.0, **fields)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +114,7 @@ def test_an_exclusive_set_leaves_an_online_cpu_to_the_others() -> None:
     [("", None), ("HugepageLimits", Rule.PROPERTY), ("cpushares", Rule.PROPERTY)],
 )
 def test_what_no_container_has_is_refused_and_never_dropped(name: str, broken: Rule | None) -> None:
-    assert rule(Answer(name, "0")) is broken
+    assert rule(AnswerPart(name, "0")) is broken
 
 
 @pytest.mark.parametrize(
@@ -134,40 +135,42 @@ def test_what_no_container_has_is_refused_and_never_dropped(name: str, broken: R
 def test_a_property_has_a_value_that_it_can_have(
     name: str, value: str, broken: Rule | None
 ) -> None:
-    assert rule(Answer(name, value)) is broken
+    assert rule(AnswerPart(name, value)) is broken
 
 
 @pytest.mark.parametrize(
     "answer",
     [
-        Answer("CpuShares", "2\udc80"),
-        Answer("Unified", "io.weight=200\0"),
-        Answer(env={"A": "\udc80"}),
-        Answer(annotations={"example.com/\udc80": "a"}),
+        AnswerPart("CpuShares", "2\udc80"),
+        AnswerPart("Unified", "io.weight=200\0"),
+        AnswerPart(env={"A": "\udc80"}),
+        AnswerPart(annotations={"example.com/\udc80": "a"}),
     ],
 )
-def test_a_text_that_no_file_can_hold_is_refused(answer: Answer) -> None:
+def test_a_text_that_no_file_can_hold_is_refused(answer: AnswerPart) -> None:
     assert rule(answer) is Rule.TEXT
 
 
 @pytest.mark.parametrize("node", [-1, 1024])
 def test_a_node_that_no_machine_has_is_refused(node: int) -> None:
-    assert rule(Answer(quantity=1.0, by_node={node: 1})) is Rule.HINT
+    assert rule(AnswerPart(quantity=1.0, by_node={node: 1})) is Rule.HINT
 
 
 def test_version_1_has_no_files_of_version_2() -> None:
     judge = replace(JUDGE, v2=False)
-    assert rule(Answer("Unified", "io.weight=200"), judge=judge) is Rule.VERSION
-    assert rule(Answer("Unified", "io.weight=0"), judge=judge) is Rule.VALUE
-    assert rule(Answer("CpuShares", "2"), judge=judge) is None
+    assert rule(AnswerPart("Unified", "io.weight=200"), judge=judge) is Rule.VERSION
+    assert rule(AnswerPart("Unified", "io.weight=0"), judge=judge) is Rule.VALUE
+    assert rule(AnswerPart("CpuShares", "2"), judge=judge) is None
 
 
 def together(values: Mapping[str, str], judge: Judge = JUDGE) -> Rule | None:
     """Return the rule that the first property breaks beside answers for the others."""
-    (first, *rest) = [Given(1.0, {name: Answer(name, value)}) for name, value in values.items()]
+    (first, *rest) = [
+        RecordedAnswer(1.0, {name: AnswerPart(name, value)}) for name, value in values.items()
+    ]
     none = CPUSet()
     others = {str(number): other for number, other in enumerate(rest)}
-    broken = judge.verdict(MINE, first, others, elsewhere=none, in_pod=none)
+    broken = judge.first_broken(MINE, first, others, elsewhere=none, in_pod=none)
     return broken.rule if broken else None
 
 
@@ -212,7 +215,7 @@ def test_cpupool_decides_the_cpu_time_of_containers_with_cpus_of_its_own_giving(
 
 def test_only_under_the_policy_a_plugin_names_cpus() -> None:
     assert rule(named("3"), judge=replace(JUDGE, policy=NonePolicy())) is Rule.POLICY
-    assert rule(Answer("", "0-1"), judge=replace(JUDGE, policy=NonePolicy())) is None
+    assert rule(AnswerPart("", "0-1"), judge=replace(JUDGE, policy=NonePolicy())) is None
 
 
 @pytest.mark.parametrize(
@@ -220,9 +223,9 @@ def test_only_under_the_policy_a_plugin_names_cpus() -> None:
     [("0", None), ("0,9", Rule.OUTSIDE), ("", Rule.EMPTY), ("x", Rule.LIST)],
 )
 def test_memory_nodes_are_the_machines(nodes: str, broken: Rule | None) -> None:
-    assert rule(Answer("CpusetMems", nodes)) is broken
+    assert rule(AnswerPart("CpusetMems", nodes)) is broken
     static = replace(JUDGE, policy=NonePolicy())
-    assert rule(Answer("CpusetMems", nodes), judge=static) is broken
+    assert rule(AnswerPart("CpusetMems", nodes), judge=static) is broken
 
 
 @pytest.mark.parametrize(
@@ -241,7 +244,7 @@ def test_memory_nodes_are_the_machines(nodes: str, broken: Rule | None) -> None:
 def test_a_quantity_is_an_amount_on_each_node_too(
     quantity: float, by_node: dict[int, int], broken: Rule | None
 ) -> None:
-    assert rule(Answer(quantity=quantity, by_node=by_node)) is broken
+    assert rule(AnswerPart(quantity=quantity, by_node=by_node)) is broken
 
 
 @pytest.mark.parametrize(
@@ -258,7 +261,7 @@ def test_a_quantity_is_an_amount_on_each_node_too(
     ],
 )
 def test_variables_are_such_that_a_process_can_have(env: dict[str, str], *, legal: bool) -> None:
-    assert rule(Answer(env=env)) is (None if legal else Rule.ENVIRONMENT)
+    assert rule(AnswerPart(env=env)) is (None if legal else Rule.ENVIRONMENT)
 
 
 @pytest.mark.parametrize(
@@ -275,29 +278,32 @@ def test_variables_are_such_that_a_process_can_have(env: dict[str, str], *, lega
     ],
 )
 def test_annotations_are_legal_and_not_cpupools(key: str, value: str, *, legal: bool) -> None:
-    broken = rule(Answer(annotations={key: value}))
+    broken = rule(AnswerPart(annotations={key: value}))
     assert broken is (None if legal else Rule.ANNOTATIONS)
 
 
 def test_one_answer_names_a_containers_cpus() -> None:
-    def verdict(given: Given, **others: Given) -> Rule | None:
+    def verdict(given: RecordedAnswer, **others: RecordedAnswer) -> Rule | None:
         none = CPUSet()
-        broken = JUDGE.verdict(MINE, given, others, elsewhere=none, in_pod=none)
+        broken = JUDGE.first_broken(MINE, given, others, elsewhere=none, in_pod=none)
         return broken.rule if broken else None
 
-    cpus, plain = Given(1.0, {"cpu": named("3")}), Given(1.0, {"nic": Answer()})
+    cpus, plain = (
+        RecordedAnswer(1.0, {"cpu": named("3")}),
+        RecordedAnswer(1.0, {"nic": AnswerPart()}),
+    )
     assert verdict(cpus, nic=plain) is None
     assert verdict(plain, cpu=cpus) is None
     assert verdict(cpus, best=cpus) is Rule.TWICE
     assert verdict(cpus, best=replace(cpus, refused="it is bad")) is None
-    assert verdict(Given(1.0, {"cpu": named("3"), "more": named("4")})) is Rule.TWICE
-    memory = Given(1.0, {"memory": Answer("CpusetMems", "0")})
+    assert verdict(RecordedAnswer(1.0, {"cpu": named("3"), "more": named("4")})) is Rule.TWICE
+    memory = RecordedAnswer(1.0, {"memory": AnswerPart("CpusetMems", "0")})
     assert verdict(memory, cpu=cpus) is None
     assert verdict(memory, other=memory) is Rule.TWICE
 
 
 def test_the_words_name_the_resource_and_the_fact() -> None:
-    given = Given(1.0, {"cpu": named("3-8")})
-    broken = JUDGE.verdict(MINE, given, {}, elsewhere=CPUSet(), in_pod=CPUSet())
+    given = RecordedAnswer(1.0, {"cpu": named("3-8")})
+    broken = JUDGE.first_broken(MINE, given, {}, elsewhere=CPUSet(), in_pod=CPUSet())
     assert broken
     assert broken.why == "the answer for cpu names CPUs 8, which are not the policy's"

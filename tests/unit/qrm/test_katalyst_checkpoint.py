@@ -10,7 +10,7 @@ import pytest
 from cpupool.api.resourceplugin_pb2 import ListOfTopologyHints, TopologyHint
 from cpupool.core.cpu_manager import TopologyHint as Hint
 from cpupool.core.errors import CPUPoolError
-from cpupool.core.plugin_facts import Answer
+from cpupool.core.plugin_facts import AnswerPart
 from cpupool.core.workloads import ContainerRef
 from cpupool.qrm import katalyst_checkpoint
 from cpupool.qrm.katalyst_checkpoint import MAX_BYTES
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from cpupool.core.plugin_facts import Answers
+    from cpupool.core.plugin_facts import AnswerParts
 
 A, B = ContainerRef("a", "main"), ContainerRef("b", "main")
 GIB = 1024**3
 
 
-def read(folder: Path, *recorded: Recorded) -> Mapping[ContainerRef, Answers]:
+def read(folder: Path, *recorded: Recorded) -> Mapping[ContainerRef, AnswerParts]:
     file = folder / "kubelet_qrm_checkpoint"
     file.write_bytes(written(*recorded))
     return katalyst_checkpoint.answers([file])
@@ -47,8 +47,8 @@ def test_every_answer_of_every_container_is_read(tmp_path: Path) -> None:
 
     assert found == {
         A: {
-            "cpu": Answer("CpusetCpus", "2-3", 2.0, scalar=True),
-            "example.com/nic": Answer(
+            "cpu": AnswerPart("CpusetCpus", "2-3", 2.0, scalar=True),
+            "example.com/nic": AnswerPart(
                 quantity=3.0,
                 env={"NIC": "ü"},
                 annotations={"a/b": "c"},
@@ -56,7 +56,7 @@ def test_every_answer_of_every_container_is_read(tmp_path: Path) -> None:
                 by_node={1: 3},
             ),
         },
-        B: {"cpu": Answer("CpusetCpus", "4-7", 4.0, scalar=True)},
+        B: {"cpu": AnswerPart("CpusetCpus", "4-7", 4.0, scalar=True)},
     }
 
 
@@ -73,7 +73,7 @@ def test_only_an_amount_is_lost_with_its_bytes(tmp_path: Path, quantity: float) 
     )
     assert "\ufffd" in text(memory.message)
     found = read(tmp_path, memory)
-    assert found == {A: {"memory": Answer("CpusetMems", "0-1", 0.0, scalar=True)}}
+    assert found == {A: {"memory": AnswerPart("CpusetMems", "0-1", 0.0, scalar=True)}}
 
 
 def test_an_answer_that_lacks_more_than_an_amount_is_left_out_with_a_word(

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cpupool.core.cpu_manager import TopologyHint, TopologyPolicy
-from cpupool.core.plugin_facts import Answer, Given, ServedAs
+from cpupool.core.plugin_facts import AnswerPart, RecordedAnswer, ServedAs
 from cpupool.policies.qrm.questions import PluginOptions
 from cpupool.qrm.next_questions import Plan, plan
-from cpupool.qrm.question_table import Heard
+from cpupool.qrm.question_table import HintsAnswer
 from tests.unit.manager.plugged import container, cpus, manager, pod, pools, ref
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def good(*nodes: int) -> TopologyHint:
 
 def node(
     policy: TopologyPolicy = TopologyPolicy.RESTRICTED,
-    given: Mapping[str, Given] | None = None,
+    given: Mapping[str, RecordedAnswer] | None = None,
     of: Pod = POD,
 ) -> Manager:
     made = manager(
@@ -49,7 +49,7 @@ def node(
 def planned(
     on: Manager,
     plugins: Mapping[str, PluginOptions] = BOTH,
-    heard: Mapping[str, Heard] | None = None,
+    heard: Mapping[str, HintsAnswer] | None = None,
     of: Pod = POD,
 ) -> Plan:
     said = {ref("a"): heard or {}}
@@ -65,7 +65,7 @@ def test_hints_are_asked_for_first_and_then_merged() -> None:
     assert [question.resource for question in asked.hints] == ["cpu", NIC]
     assert not asked.allocate
 
-    heard = {"cpu": Heard((good(0), good(1))), NIC: Heard((good(1),))}
+    heard = {"cpu": HintsAnswer((good(0), good(1))), NIC: HintsAnswer((good(1),))}
     assert allocated(planned(node(), heard=heard)) == {"cpu": good(1), NIC: good(1)}
 
 
@@ -83,35 +83,41 @@ def test_nothing_is_asked_while_a_plugin_is_away() -> None:
 
 
 def test_nothing_is_asked_for_what_is_answered() -> None:
-    given = {"cpu": cpus("1"), NIC: Given(1.0)}
+    given = {"cpu": cpus("1"), NIC: RecordedAnswer(1.0)}
     assert planned(node(given=given)) == Plan()
 
 
 def test_an_answer_that_breaks_a_rule_is_not_asked_for_again() -> None:
-    given = {"cpu": cpus("1", refused="it is bad"), NIC: Given(1.0)}
+    given = {"cpu": cpus("1", refused="it is bad"), NIC: RecordedAnswer(1.0)}
     assert planned(node(TopologyPolicy.NONE, given)) == Plan()
 
 
 @pytest.mark.parametrize("amount", [math.nan, math.inf])
 def test_nor_is_one_whose_quantity_is_no_amount(amount: float) -> None:
-    answer = Answer("CpusetCpus", "1", amount, scalar=True)
-    given = {"cpu": Given(2.0, {"cpu": answer}, refused="it is bad"), NIC: Given(1.0)}
+    answer = AnswerPart("CpusetCpus", "1", amount, scalar=True)
+    given = {
+        "cpu": RecordedAnswer(2.0, {"cpu": answer}, refused="it is bad"),
+        NIC: RecordedAnswer(1.0),
+    }
     assert planned(node(TopologyPolicy.NONE, given)) == Plan()
 
 
 def test_a_request_that_has_grown_is_asked_for_again() -> None:
-    given = {"cpu": Given(1.0), NIC: Given(1.0)}
+    given = {"cpu": RecordedAnswer(1.0), NIC: RecordedAnswer(1.0)}
     assert allocated(planned(node(TopologyPolicy.NONE, given))) == {"cpu": None}
 
 
 def test_an_answer_keeps_its_nodes() -> None:
-    on_node_1 = Given(1.0, {NIC: Answer(hints=(good(1),))})
-    heard = {"cpu": Heard((good(0), good(1)))}
+    on_node_1 = RecordedAnswer(1.0, {NIC: AnswerPart(hints=(good(1),))})
+    heard = {"cpu": HintsAnswer((good(0), good(1)))}
     assert allocated(planned(node(given={NIC: on_node_1}), heard=heard)) == {"cpu": good(1)}
 
 
 def test_nodes_that_no_plugin_shares_are_refused_with_their_words() -> None:
-    heard = {"cpu": Heard((good(0),)), NIC: Heard((), "the plugin for nic has refused (no NIC)")}
+    heard = {
+        "cpu": HintsAnswer((good(0),)),
+        NIC: HintsAnswer((), "the plugin for nic has refused (no NIC)"),
+    }
     refused = planned(node(), heard=heard).refused
     assert refused == (
         "no NUMA nodes serve all its resources (topologyPolicy restricted); the plugin for nic has"
@@ -122,10 +128,10 @@ def test_nodes_that_no_plugin_shares_are_refused_with_their_words() -> None:
 
 
 def test_numeric_has_nodes_for_each_resource() -> None:
-    heard = {"cpu": Heard((good(0),)), NIC: Heard((good(0, 1),))}
+    heard = {"cpu": HintsAnswer((good(0),)), NIC: HintsAnswer((good(0, 1),))}
     on = node(TopologyPolicy.NUMERIC)
     assert allocated(planned(on, heard=heard)) == {"cpu": good(0), NIC: good(0, 1)}
-    assert planned(on, heard={**heard, NIC: Heard(())}).refused
+    assert planned(on, heard={**heard, NIC: HintsAnswer(())}).refused
 
 
 @pytest.mark.parametrize("policy", [TopologyPolicy.RESTRICTED, TopologyPolicy.NUMERIC])
@@ -136,9 +142,9 @@ def test_devices_have_a_say_once_they_are_known(policy: TopologyPolicy) -> None:
     assert planned(on, only, of=of) == Plan()
 
     on.observe(device_nodes={"a-uid": {"main": frozenset({frozenset({frozenset({1})})})}})
-    heard = {"cpu": Heard((good(0), good(1)))}
+    heard = {"cpu": HintsAnswer((good(0), good(1)))}
     assert allocated(planned(on, only, heard, of)) == {"cpu": good(1)}
-    assert planned(on, only, {"cpu": Heard((good(0),))}, of).refused
+    assert planned(on, only, {"cpu": HintsAnswer((good(0),))}, of).refused
 
 
 def test_a_question_has_the_quantity() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from cpupool.core.names import Names
 from cpupool.core.workloads import NodeAmount
-from cpupool.qrm.node_resources import Wanted, shown, wanted
+from cpupool.qrm.node_resources import StatusAmounts, shown, wanted
 
 NIC, GPU = "example.com/nic", "example.com/gpu"
 
@@ -16,7 +16,7 @@ def decided(
     present: dict[str, NodeAmount] | None = None,
     *,
     complete: bool = True,
-) -> Wanted:
+) -> StatusAmounts:
     return wanted(offers, present or {}, Names(), complete=complete)
 
 
@@ -28,12 +28,12 @@ def why(name: str, amount: float = 1, present: NodeAmount | None = None) -> str:
 
 def test_all_plugins_offers_are_wanted_in_whole_numbers() -> None:
     offers = {"a": {NIC: 2.9}, "b": {GPU: 8999.99999}}
-    assert decided(offers) == Wanted({NIC: 2, GPU: 9000}, {})
+    assert decided(offers) == StatusAmounts({NIC: 2, GPU: 9000}, {})
 
 
 @pytest.mark.parametrize("amount", [0.0, 0.9])
 def test_a_resource_of_which_pods_can_have_nothing_is_left_out(amount: float) -> None:
-    assert decided({"a": {NIC: amount}}) == Wanted({}, {})
+    assert decided({"a": {NIC: amount}}) == StatusAmounts({}, {})
 
 
 def test_of_two_plugins_the_one_of_the_resource_counts_else_the_first_by_name() -> None:
@@ -85,8 +85,8 @@ def test_an_earlier_agents_resource_stays_until_plugins_have_had_time() -> None:
         GPU: NodeAmount(2, 2),
         "example.com/zero": NodeAmount(0, 0, ours=True),
     }
-    assert decided({}, present, complete=False) == Wanted({NIC: 7}, {})
-    assert decided({}, present) == Wanted({}, {})
+    assert decided({}, present, complete=False) == StatusAmounts({NIC: 7}, {})
+    assert decided({}, present) == StatusAmounts({}, {})
     assert decided({"a": {NIC: 5}}, present, complete=False).amounts == {NIC: 5}
     bad = decided({"a": {NIC: -1}}, present, complete=False)
     assert bad.amounts == {}

@@ -9,7 +9,7 @@ from cpupool.core.names import Names
 from cpupool.core.workloads import Node, NodeAmount
 from cpupool.kube.client import APIError
 from cpupool.manager.report import NodeResource
-from cpupool.qrm.node_resources import Offers
+from cpupool.qrm.node_resources import PluginAmounts
 from cpupool.qrm.node_resources_writer import NodeResources
 from cpupool.telemetry.health import Health
 from tests.loops import running
@@ -37,7 +37,9 @@ class Cluster:
     """
 
     node: Node | None = field(default_factory=lambda: Node("1-2-3", {}))
-    offers: Offers = field(default_factory=lambda: Offers({NIC: {NIC: 7.0}}, complete=True))
+    offers: PluginAmounts = field(
+        default_factory=lambda: PluginAmounts({NIC: {NIC: 7.0}}, complete=True)
+    )
     written: list[tuple[str, dict[str, int]]] = field(default_factory=list)
     refusals: list[APIError] = field(default_factory=list)
     asked: int = 0
@@ -95,16 +97,16 @@ def test_what_plugins_offer_is_written_once(cluster: Cluster) -> None:
 
 def test_another_offer_is_written_at_once(cluster: Cluster) -> None:
     cluster.role.step()
-    cluster.offers = Offers({NIC: {NIC: 6.0, GPU: 1.0}}, complete=True)
+    cluster.offers = PluginAmounts({NIC: {NIC: 6.0, GPU: 1.0}}, complete=True)
     cluster.role.step()
-    cluster.offers = Offers({}, complete=True)
+    cluster.offers = PluginAmounts({}, complete=True)
     cluster.role.step()
     assert [amounts for _, amounts in cluster.written] == [{NIC: 7}, {NIC: 6, GPU: 1}, {}]
     assert cluster.reported == ()
 
 
 def test_nothing_is_written_where_plugins_offer_nothing(cluster: Cluster) -> None:
-    cluster.offers = Offers({}, complete=True)
+    cluster.offers = PluginAmounts({}, complete=True)
     cluster.shows({GPU: NodeAmount(2, 2)})
     assert cluster.pass_s(600) == 0
 
@@ -167,7 +169,7 @@ def test_a_refusal_is_tried_again_when_the_server_says(cluster: Cluster) -> None
 def test_an_offer_that_is_refused_is_logged_once_and_reported(
     cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
-    cluster.offers = Offers({"cpu": {"cpu": 2.0}, NIC: {NIC: 7.0}}, complete=True)
+    cluster.offers = PluginAmounts({"cpu": {"cpu": 2.0}, NIC: {NIC: 7.0}}, complete=True)
     cluster.pass_s(300)
     (line,) = [each for each in caplog.messages if "resource of the node not written" in each]
     assert "cpu" in line
@@ -179,9 +181,9 @@ def test_an_offer_that_is_refused_is_logged_once_and_reported(
 
 def test_an_earlier_agents_resource_stays_until_plugins_have_had_time(cluster: Cluster) -> None:
     cluster.shows({NIC: NodeAmount(7, 7, ours=True)})
-    cluster.offers = Offers({})
+    cluster.offers = PluginAmounts({})
     assert cluster.pass_s(600) == 0
-    cluster.offers = Offers({}, complete=True)
+    cluster.offers = PluginAmounts({}, complete=True)
     cluster.role.step()
     assert cluster.written == [("1-2-3", {})]
 
@@ -189,7 +191,7 @@ def test_an_earlier_agents_resource_stays_until_plugins_have_had_time(cluster: C
 def test_it_runs_until_it_is_stopped(cluster: Cluster) -> None:
     with running(cluster.role.run, wake=cluster.role.wake):
         eventually(lambda: cluster.written, "a write")
-        cluster.offers = Offers({NIC: {NIC: 8.0}}, complete=True)
+        cluster.offers = PluginAmounts({NIC: {NIC: 8.0}}, complete=True)
         cluster.role.look()
         eventually(lambda: len(cluster.written) == 2, "another write")
     assert cluster.interrupted

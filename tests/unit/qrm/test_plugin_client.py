@@ -21,7 +21,7 @@ from cpupool.api.resourceplugin_pb2 import (
 from cpupool.api.resourceplugin_pb2 import TopologyHint as HintMessage
 from cpupool.core.cpu_manager import TopologyHint
 from cpupool.core.errors import RemoteProtocolError
-from cpupool.core.plugin_facts import Answer
+from cpupool.core.plugin_facts import AnswerPart
 from cpupool.core.workloads import ContainerRef
 from cpupool.policies.qrm.questions import ContainerRole, PluginOptions, Question
 from cpupool.qrm import plugin_client as resource_plugin
@@ -60,7 +60,7 @@ CPUS = ResourceAllocationInfo(
     resource_hints=NODES,
     topology_assignments={0: 2},
 )
-TWO_CPUS = Answer(
+TWO_CPUS = AnswerPart(
     "CpusetCpus",
     "0-1",
     2.0,
@@ -218,7 +218,7 @@ def test_an_allocation_may_name_several_resources_and_nothing(
         "Allocate", resourceplugin_pb2.ResourceAllocationResponse(allocation_result=allocation)
     )
     given = plugin.allocate(ASKED, TopologyHint(frozenset({1, 0}), preferred=True))
-    assert given == {"cpu": TWO_CPUS, "empty": Answer()}
+    assert given == {"cpu": TWO_CPUS, "empty": AnswerPart()}
     asked = resourceplugin_pb2.ResourceRequest.FromString(double.asked["Allocate"][0])
     assert asked.hint == HintMessage(nodes=[0, 1], preferred=True)
     double.answers("Allocate", b"")

@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from cpupool.api import resourceplugin_pb2 as api
-from cpupool.core.plugin_facts import Answer, Given
+from cpupool.core.plugin_facts import AnswerPart, RecordedAnswer
 from cpupool.core.workloads import ContainerRef
 from cpupool.policies.qrm.questions import PluginOptions
 from cpupool.qrm.plugin_client import Introduction, ResourcePlugin
@@ -34,8 +34,8 @@ SHORT_S = 0.1
 AWAY = Refusal(grpc.StatusCode.UNAVAILABLE, "no route")
 
 
-def given(number: float = 1.0, **fields: Any) -> Given:
-    return Given(number, {NIC: Answer(quantity=number)}, **fields)
+def given(number: float = 1.0, **fields: Any) -> RecordedAnswer:
+    return RecordedAnswer(number, {NIC: AnswerPart(quantity=number)}, **fields)
 
 
 def container(name: str) -> ContainerRef:

@@ -74,7 +74,7 @@ def test_what_podresources_ask_is_counted_and_a_container_may_be_unknown(node: N
     node.until(lambda: node.cpus() == "1-2")
     plugin.answers("GetTopologyAwareResources", Refusal(grpc.StatusCode.NOT_FOUND, "no such one"))
     facts = node.manager.snapshot().facts
-    PluginInquiry(lambda: node.role.plugins).given(facts.plugins.given, facts.topology)
+    PluginInquiry(lambda: node.role.plugins).given(facts.plugins.answers, facts.topology)
     assert calls(node, "GetTopologyAwareResources") == {"refused": 1.0}
     (status,) = node.role.reports.report().plugins
     assert status.why == ""
@@ -194,7 +194,7 @@ def test_a_plugin_that_says_nothing_for_podresources_is_waited_for(node: Node) -
     plugin.answers("GetTopologyAwareAllocatableResources", GONE)
     facts = node.manager.snapshot().facts
     asks = PluginInquiry(lambda: node.role.plugins)
-    asks.given(facts.plugins.given, facts.topology)
+    asks.given(facts.plugins.answers, facts.topology)
     asks.stocks(facts.topology)
     node.role.step()
     assert calls(node, "GetTopologyAwareResources") == {"failed": 1.0}

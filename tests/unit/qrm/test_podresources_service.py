@@ -24,7 +24,7 @@ from cpupool.api.podresources_pb2_grpc import (
     PodResourcesListerStub,
     add_PodResourcesListerServicer_to_server,
 )
-from cpupool.core.plugin_facts import Answer, Given
+from cpupool.core.plugin_facts import AnswerPart, RecordedAnswer
 from cpupool.core.workloads import PodDescription
 from cpupool.kubelet.podresources import PodResources
 from cpupool.policies.qrm import katalyst
@@ -87,7 +87,7 @@ def kubelet(folder: Path) -> Iterator[Path]:
     server.stop(grace=None).wait()
 
 
-def node(**given: Given) -> Manager:
+def node(**given: RecordedAnswer) -> Manager:
     """Make a node whose pod has answers for resources."""
     names = {name.replace("__", "/").replace("_", "."): each for name, each in given.items()}
     annotations = {katalyst.PROPOSED_ROLE: "etl", katalyst.POD_TYPE: "batch"}
@@ -144,8 +144,10 @@ def resource(name: str, quantity: float, **fields: Any) -> api.TopologyAwareReso
 
 
 def test_what_the_kubelet_says_passes_with_the_answers_of_plugins(kubelet: Path) -> None:
-    nic = Answer(quantity=2.0, of_node=True, scalar=True, by_node={1: 2})
-    manager = node(cpu=plugged.cpus("1-2"), example_com__nic=Given(2.0, {"example.com/nic": nic}))
+    nic = AnswerPart(quantity=2.0, of_node=True, scalar=True, by_node={1: 2})
+    manager = node(
+        cpu=plugged.cpus("1-2"), example_com__nic=RecordedAnswer(2.0, {"example.com/nic": nic})
+    )
     with served(kubelet, manager) as socket:
         found = asked(socket)
         assert socket.path.stat().st_mode & 0o777 == 0o600
@@ -193,15 +195,15 @@ def nic_of(*resources: said.TopologyAwareResource, **named: said.TopologyAwareRe
 
 
 def test_a_nic_has_its_name_where_its_plugin_says_it(kubelet: Path, nic: PluginDouble) -> None:
-    recorded = Answer(quantity=2.0, scalar=True, by_node={1: 2})
-    manager = node(cpu=plugged.cpus("1-2"), example_com__nic=Given(2.0, {NIC: recorded}))
+    recorded = AnswerPart(quantity=2.0, scalar=True, by_node={1: 2})
+    manager = node(cpu=plugged.cpus("1-2"), example_com__nic=RecordedAnswer(2.0, {NIC: recorded}))
     place: dict[str, Any] = {"resource_value": 2.0, "node": 1, "name": "eth0", "type": "NIC"}
     place["annotations"] = {"netns": "ns1"}
     of_plugin = said.TopologyAwareResource(
         aggregated_quantity=2.0,
         topology_aware_quantity_list=[said.TopologyAwareQuantity(**place)],
     )
-    # What it says of another plugin's resource does not count.
+    # What it says of another plugin's resource has no effect.
     nic.answers("GetTopologyAwareResources", nic_of(of_plugin, cpu=of_plugin))
     with served(kubelet, manager, nic) as socket:
         cpu, eth0 = asked(socket).pod_resources[0].containers[0].resources
@@ -265,7 +267,9 @@ def test_where_a_plugin_does_not_say_the_recorded_answer_stands(
     kubelet: Path, nic: PluginDouble, reply: bytes | Refusal
 ) -> None:
     nic.answers("GetTopologyAwareResources", reply)
-    manager = node(example_com__nic=Given(2.0, {NIC: Answer(quantity=2.0, by_node={1: 2})}))
+    manager = node(
+        example_com__nic=RecordedAnswer(2.0, {NIC: AnswerPart(quantity=2.0, by_node={1: 2})})
+    )
     with served(kubelet, manager, nic) as socket:
         (found,) = asked(socket).pod_resources[0].containers[0].resources
     assert found == resource(NIC, 2.0, lists=amounts(node1=2.0))
@@ -337,7 +341,7 @@ def test_a_stock_client_reads_the_kubelets_part(kubelet: Path, nic: PluginDouble
             allocatable_resources={NIC: said.AllocatableTopologyAwareResource()}
         ),
     )
-    manager = node(example_com__nic=Given(2.0, {NIC: Answer(quantity=2.0)}))
+    manager = node(example_com__nic=RecordedAnswer(2.0, {NIC: AnswerPart(quantity=2.0)}))
     with served(kubelet, manager, nic) as socket:
         listed, allocatable = asked(socket), asked(socket, "GetAllocatableResources")
     assert "eth0" in str(listed)
@@ -358,7 +362,7 @@ def test_many_callers_at_one_time_cost_one_round_of_questions(
         return b""
 
     nic.replies["GetTopologyAwareResources"] = reply
-    manager = node(example_com__nic=Given(2.0, {NIC: Answer(quantity=2.0)}))
+    manager = node(example_com__nic=RecordedAnswer(2.0, {NIC: AnswerPart(quantity=2.0)}))
     with served(kubelet, manager, nic) as socket:
         socket.ensure()
         with grpc.insecure_channel(f"unix:{socket.path}") as channel:

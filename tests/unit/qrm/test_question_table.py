@@ -21,7 +21,7 @@ from cpupool.qrm.question_table import (
     Call,
     Event,
     Has,
-    Heard,
+    HintsAnswer,
     Impossible,
     QuestionTable,
     Row,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from enum import Enum
 
-    from cpupool.core.plugin_facts import Given
+    from cpupool.core.plugin_facts import RecordedAnswer
 
 States = tuple[Call, Has, Start]
 NEW: States = (Call.QUIET, Has.NOTHING, Start.FREE)
@@ -276,7 +276,7 @@ def test_the_way_of_a_question_is_that_of_the_theory() -> None:
     assert list(table) == []
 
 
-def entered(table: Table, event: Event, given: Given = OWN) -> Row:
+def entered(table: Table, event: Event, given: RecordedAnswer = OWN) -> Row:
     row = table.row(MAIN, "cpu")
     table.enter(row, event, given)
     return row
@@ -319,12 +319,12 @@ def test_a_pod_that_returns_keeps_what_a_plugin_has_forgotten_and_this_is_asked_
     table.forgot("cpu", ["a-uid"])
     table.at(1.0).follow({"a-uid"}, {"cpu", "memory"})
     assert [row.has for row in (cpu, memory)] == [Has.KEPT, Has.VALID]
-    assert cpu.given == replace(OWN, kept=True)
+    assert cpu.answer == replace(OWN, kept=True)
     table.forgot("memory", ["a-uid"])
-    assert memory.given == replace(OWN, kept=True)
+    assert memory.answer == replace(OWN, kept=True)
     table.enter(cpu, Event.BAD, replace(OWN, refused="names no CPUs"))
     table.forgot("cpu", ["a-uid"])
-    assert cpu.given == replace(OWN, refused="names no CPUs")
+    assert cpu.answer == replace(OWN, refused="names no CPUs")
 
 
 def test_a_pod_of_which_no_plugin_knows_is_forgotten_at_once() -> None:
@@ -408,10 +408,10 @@ def test_a_refusal_drops_the_hints_of_the_whole_pod_and_of_no_other() -> None:
     for row in rows:
         table.move(row, Event.ASK_HINTS)
         table.hear(row, Event.HEARD)
-        row.hints = Heard(None)
+        row.hints = HintsAnswer(None)
     assert table.at(0.0).refuse(OTHER, "no room")
     assert not table.at(1.0).refuse(OTHER, "no room")
-    assert [row.hints for row in rows] == [None, None, Heard(None)]
+    assert [row.hints for row in rows] == [None, None, HintsAnswer(None)]
     assert [row.call for row in rows] == [Call.QUIET, Call.QUIET, Call.HINTED]
     assert (table.at(2.9).waits([MAIN, OTHER]), table.at(3.0).waits([MAIN, OTHER])) == (True, False)
     assert (table.at(2.9).next_s(), table.at(3.0).next_s()) == (3.0, math.inf)

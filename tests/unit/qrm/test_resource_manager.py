@@ -13,8 +13,9 @@ import pytest
 
 from cpupool.api import resourceplugin_pb2 as api
 from cpupool.core.cpu_manager import TopologyPolicy
+from cpupool.core.cpuset import CPUSet
 from cpupool.core.plugin_facts import ServedAs
-from cpupool.core.workloads import ContainerKind
+from cpupool.core.workloads import ContainerID, ContainerKind, RuntimeContainer
 from cpupool.manager.manager import Manager
 from cpupool.policies.qrm.questions import PluginOptions
 from cpupool.qrm.answer_import import AnswerImport
@@ -105,7 +106,13 @@ class Node:
         assert self._role is not None
         return self._role
 
-    def start(self, configured: NodePools | None = None, *, knows_pools: bool = True) -> None:
+    def start(
+        self,
+        configured: NodePools | None = None,
+        *,
+        knows_pools: bool = True,
+        adopted: bool = True,
+    ) -> None:
         """Start an agent; it knows what the one before has recorded."""
         self.manager, self.metrics = Manager(), Metrics()
         if knows_pools:
@@ -120,7 +127,8 @@ class Node:
             now_s=lambda: self.now_s,
         )
         self.role.recall()
-        self.manager.adopt(())
+        if adopted:
+            self.manager.adopt(())
         if self.pods:
             self.manager.observe(pods=self.pods)
 
@@ -165,7 +173,7 @@ class Node:
         eventually(stepped, lambda: f"{what}: {self.manager.snapshot().facts.plugins}")
 
     def cpus(self, name: str = "a") -> str:
-        given = self.manager.snapshot().facts.plugins.given.get(ref(name), {})
+        given = self.manager.snapshot().facts.plugins.answers.get(ref(name), {})
         return str(given["cpu"].cpus) if "cpu" in given else "nothing"
 
     def refusal(self, name: str = "a") -> str:
@@ -272,8 +280,8 @@ def test_what_breaks_a_rule_for_good_is_not_kept_and_the_record_is_written_once(
         node.until(partial(lambda count: len(lists) > count, count))
     for _ in range(3):
         node.role.step()
-    (given,) = node.role._table.given(ref("a")).values()
-    assert (given.refused != "", given.answers) == (True, {})
+    (given,) = node.role._table.answers(ref("a")).values()
+    assert (given.refused != "", given.parts) == (True, {})
     assert node.file.stat() == before, "it is written again"
     said = [reason for _, reason, _ in node.events.pods]
     assert said == ["PluginAnswerRefused"]
@@ -465,3 +473,18 @@ def test_a_pod_is_admitted_once_it_is_known_how_hints_are_merged(node: Node) -> 
     node.until(lambda: asked(nic))
     (request,) = nic.asked["Allocate"]
     assert list(api.ResourceRequest.FromString(request).hint.nodes) == [0]
+
+
+def test_an_annotation_counts_once_the_agent_has_taken_over(node: Node) -> None:
+    node.stop()
+    node.pods = (pod("a", level=DEDICATED),)
+    node.start(adopted=False)
+    id_, own = ContainerID("c1"), CPUSet.of(6, 7)
+    there = RuntimeContainer(id_, "a-uid", "default", "a", "main", answered=own)
+    node.manager.observe_containers([there])
+    node.role.step()
+    assert node.cpus() == "nothing"
+    node.role.take_over()
+    assert node.cpus() == "6-7"
+    ((name, reason, _),) = node.events.pods
+    assert (name, reason) == ("a", "PluginAnswerKept")

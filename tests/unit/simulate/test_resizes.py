@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from cpupool.core.cpu_manager import STATIC, CPUManager, TopologyPolicy
+from cpupool.core.cpu_manager import DYNAMIC, STATIC, CPUManager, TopologyPolicy
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.errors import ConfigError, NotEnoughCPUs
-from cpupool.core.grants import Grants, PodOwner
-from cpupool.core.names import POLICY_CPUS
+from cpupool.core.errors import ConfigError
 from cpupool.core.pools import NodePools, Pool
 from cpupool.core.workloads import Container
-from cpupool.simulate import cpu_manager, simulation, workload
+from cpupool.simulate import simulation, workload
 from cpupool.simulate.workload import Event
 from tests.machines import MACHINES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from cpupool.core.workloads import ContainerRef, Pod
-    from cpupool.manager.choosing import Admission
-    from cpupool.manager.facts import NodeFacts
+    from cpupool.core.workloads import Pod
     from cpupool.simulate.simulation import SimulationResult
 
 # Cores 0 to 7 with siblings 16 to 23 are NUMA node 0, the others node 1; 28 CPUs can be given.
@@ -33,7 +27,9 @@ POLICY = CPUManager(
 )
 POOLS = NodePools.of(cpu_manager=POLICY)
 APART = "Resources cannot be allocated with Topology locality"
-NOTICE_S = 10
+DYNAMIC_POOLS = NodePools.of(
+    cpu_manager=replace(POLICY, policy="dynamic", topology_policy=TopologyPolicy.NONE)
+)
 NO_EVENT = {
     "no containers": ('"resize": {}', 'resize is {}; write {"container": CPUs, ...}'),
     "no object": ('"resize": 4', 'resize is 4; write {"container": CPUs, ...}'),
@@ -93,55 +89,6 @@ def ends(outcome: SimulationResult) -> list[tuple[float, str, str, str]]:
 def cpus(outcome: SimulationResult) -> dict[str, str]:
     """Give pod/container → its CPUs at the end."""
     return {one.container[3:]: str(one.cpus) for one in outcome.running}
-
-
-@dataclass
-class Scripted:
-    """A policy that gives the lowest free CPUs and takes the highest, after a notice."""
-
-    least: int = 1
-
-    def resized(
-        self,
-        _facts: NodeFacts,
-        pods: tuple[Pod, ...],
-        decided: Admission,
-        ref: ContainerRef,
-        count: int,
-    ) -> Grants:
-        assert any(pod.uid == ref.pod for pod in pods)
-        grants = decided.grants
-        parts = dict(grants.parts(ref.pod, POLICY_CPUS))
-        has = list(parts[ref.name] | parts.pop(f"left by {ref.name}", CPUSet()))
-        free = TELCO.online - CPUSet.parse("0,8,16,24") - grants.cpus
-        if count < self.least or count > len(has) + len(free):
-            raise NotEnoughCPUs(count, len(free))
-        parts[ref.name] = CPUSet([*has, *free][:count])
-        if left := CPUSet(has) - parts[ref.name]:
-            parts[f"left by {ref.name}"] = left
-        return self._with(grants, ref, parts)
-
-    def leaves(self, grants: Grants, ref: ContainerRef) -> bool:
-        return f"left by {ref.name}" in grants.parts(ref.pod, POLICY_CPUS)
-
-    def settled(self, grants: Grants, ref: ContainerRef) -> Grants:
-        parts = dict(grants.parts(ref.pod, POLICY_CPUS))
-        del parts[f"left by {ref.name}"]
-        return self._with(grants, ref, parts)
-
-    def notice_s(self, _facts: NodeFacts, _pod: Pod) -> float:
-        return NOTICE_S
-
-    def _with(self, grants: Grants, ref: ContainerRef, parts: Mapping[str, CPUSet]) -> Grants:
-        key = (PodOwner(ref.pod), POLICY_CPUS)
-        return Grants({**grants.all, key: replace(grants.all[key], parts=parts)})
-
-
-@pytest.fixture
-def scripted(monkeypatch: pytest.MonkeyPatch) -> Scripted:
-    policy = Scripted()
-    monkeypatch.setattr(cpu_manager, "resizing_of", lambda _facts: policy)
-    return policy
 
 
 @pytest.mark.parametrize("cpu", [4, 1, 1.5])
@@ -289,62 +236,63 @@ def test_random_pods_are_resized_when_asked_and_are_the_same_pods() -> None:
     assert 20 < sum(bool(event.resize) for event in some) < 80
 
 
-@pytest.mark.usefixtures("scripted")
-class TestWithAPolicyThatResizes:
+class TestUnderDynamic:
     def test_a_container_grows_at_once(self, trace: Trace) -> None:
         trace.comes(0, "p", 2)
         trace.resized(5, "p", c=4)
-        outcome = trace.run()
+        outcome = trace.run(DYNAMIC_POOLS, DYNAMIC)
         assert ends(outcome) == [(5, "p/c", "served", "")]
-        assert cpus(outcome) == {"p/c": "1-3,17"}
+        assert cpus(outcome) == {"p/c": "1-2,17-18"}
         (placed,) = outcome.placements
         assert (placed.requested, placed.at_s, placed.waited_s) == (4, 0, 0)
         assert [moment.utilisation for moment in outcome.series] == [2 / 28, 4 / 28]
 
     def test_the_cpus_of_a_shrink_are_free_when_the_notice_ends(self, trace: Trace) -> None:
-        trace.comes(0, "a", 14)
+        trace.comes(0, "a", 4)
+        trace.resized(0.5, "a", c=14)
         trace.comes(1, "b", 14)
         trace.resized(2, "a", c=4)
         trace.comes(3, "waits", 8)
         trace.comes(30, "later", 2)
-        outcome = trace.run()
-        assert ends(outcome) == [(2, "a/c", "served", "")]
-        assert cpus(outcome)["a/c"] == "1-4"
+        outcome = trace.run(DYNAMIC_POOLS, DYNAMIC)
+        assert {end for _, _, end, _ in ends(outcome)} == {"served"}
+        assert cpus(outcome)["a/c"] == "1-2,17-18"
         waited = {one.container: one.waited_s for one in outcome.placements if one.waited_s}
         assert waited == {"ns/waits/c": 9}
         times = {moment.at_s: round(moment.utilisation * 28) for moment in outcome.series}
-        assert times == {0: 14, 1: 28, 2: 28, 3: 28, 12: 26, 30: 28}
+        assert times == {0: 4, 0.5: 14, 1: 28, 2: 28, 3: 28, 12: 26, 30: 28}
 
     def test_a_further_shrink_starts_the_notice_anew_and_a_grow_ends_it(self, trace: Trace) -> None:
-        trace.comes(0, "a", 8)
-        trace.comes(0, "b", 8)
-        trace.resized(1, "a", c=6)
-        trace.resized(1, "b", c=6)
+        for name in "ab":
+            trace.comes(0, name, 2)
+        for at_s, cpu in ((0, 8), (1, 6)):
+            trace.resized(at_s, "a", c=cpu)
+            trace.resized(at_s, "b", c=cpu)
         trace.resized(5, "a", c=5)
         trace.resized(6, "b", c=8)
         trace.comes(11, "at-the-first-end", 0.5)
         trace.comes(40, "last", 0.5)
-        outcome = trace.run()
+        outcome = trace.run(DYNAMIC_POOLS, DYNAMIC)
         times = {moment.at_s: round(moment.utilisation * 28) for moment in outcome.series}
         assert times == {0: 16, 1: 16, 5: 16, 6: 16, 11: 16, 15: 13, 40: 13}
 
     def test_a_pod_that_ends_in_its_notice_leaves_nothing(self, trace: Trace) -> None:
-        trace.comes(0, "a", 8)
+        trace.comes(0, "a", 2)
+        trace.resized(0, "a", c=8)
         trace.resized(1, "a", c=6)
         trace.goes(2, "a")
         trace.comes(40, "last", 0.5)
-        outcome = trace.run()
+        outcome = trace.run(DYNAMIC_POOLS, DYNAMIC)
         assert [moment.at_s for moment in outcome.series] == [0, 1, 2, 40]
         assert outcome.series[-1].utilisation == 0
 
-    def test_decreases_come_first_and_the_first_refusal_ends_the_resize(
-        self, trace: Trace, scripted: Scripted
-    ) -> None:
-        scripted.least = 2
-        trace.comes(0, "p", container(2, "up"), container(4, "down"), container(4, "most"))
+    def test_decreases_come_first_and_the_first_refusal_ends_the_resize(self, trace: Trace) -> None:
+        trace.comes(0, "p", container(2, "up"), container(4, "down"), container(2, "most"))
+        trace.resized(0, "p", most=4)
         trace.resized(1, "p", up=3, down=1, most=2)
-        outcome = trace.run()
-        why = "Allocate failed due to not enough cpus available to satisfy request: requested=1"
+        outcome = trace.run(DYNAMIC_POOLS, DYNAMIC)
+        why = "it requests cpu 1, and keeps the CPUs"
+        outcome = replace(outcome, resizes=outcome.resizes[1:])
         assert [(name, end) for _, name, end, _ in ends(outcome)] == [
             ("p/most", "served"),
             ("p/down", "refused"),

@@ -106,7 +106,7 @@ def test_what_plugins_set_and_only_nri_gives_is_a_warning(
     _, rows = examine()
     (row,) = rows[CHECK]
     assert row["verdict"] == "warning"
-    assert "without NRI a container starts before its answer counts" in row["fact"]
+    assert "without NRI a container starts before its answer applies" in row["fact"]
     assert row["remedy"] == "enable NRI in the container runtime"
 
 
@@ -212,7 +212,7 @@ def test_writers_are_unseen_where_no_process_can_be_seen(examine: Any, node: Wri
     assert facts(rows, WRITERS) == {"the node's processes cannot be seen from here": "unseen"}
     written(node, CPU, policy=False)
     _, rows = examine()
-    assert WRITERS not in rows, "without the policy their absence does not count"
+    assert WRITERS not in rows, "without the policy their absence is no fault"
 
 
 def test_the_api_server_names_a_writer(examine: Any, node: WrittenNode, tmp_path: Path) -> None:

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 def test_a_container_of_three_pools(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     node = Node()
     node.advise("exclusive_a", 1, "2", "4")
-    wishes = container(exclusive_a=1, exclusive_m=1, shared_b=3)
-    node.run("web", wishes, exclusive_a="2", exclusive_m="6", shared_b="0,1,2")
+    requests = container(exclusive_a=1, exclusive_m=1, shared_b=3)
+    node.run("web", requests, exclusive_a="2", exclusive_m="6", shared_b="0,1,2")
 
     assert explain(file, node.status(web="1-2,6-7"), "web") == 0
     lines = steps(capsys.readouterr().out)

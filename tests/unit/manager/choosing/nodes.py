@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from cpupool.core.topology import CPUTopology
     from cpupool.core.workloads import Pod, RuntimeContainer
-    from cpupool.policies.base import Ask, CPUManagerPolicy
+    from cpupool.policies.base import ChoiceRequest, CPUManagerPolicy
     from cpupool.policies.view import NodeView
 
 MACHINE = MACHINES["arm_no_smt"]
@@ -45,8 +45,8 @@ class Grasping(StaticPolicy):
 class Greedy(StaticPolicy):
     """Gives the same CPU to everybody."""
 
-    def choose(self, _view: NodeView, ask: Ask) -> Choice:
-        return Choice(CPUSet(range(1, 1 + ask.count)))
+    def choose(self, _view: NodeView, request: ChoiceRequest) -> Choice:
+        return Choice(CPUSet(range(1, 1 + request.count)))
 
 
 class Refusing(StaticPolicy):

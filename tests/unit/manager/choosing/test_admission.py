@@ -35,7 +35,7 @@ from tests.unit.manager.choosing.nodes import (
 )
 
 if TYPE_CHECKING:
-    from cpupool.policies.base import Ask, Choice
+    from cpupool.policies.base import Choice, ChoiceRequest
     from cpupool.policies.view import NodeView
 
 
@@ -298,9 +298,9 @@ def test_held_replicas_cost_one_choice_and_no_memory_of_earlier_states() -> None
     asked: list[int] = []
 
     class Counting(StaticPolicy):
-        def choose(self, view: NodeView, ask: Ask) -> Choice:
-            asked.append(ask.count)
-            return super().choose(view, ask)
+        def choose(self, view: NodeView, request: ChoiceRequest) -> Choice:
+            asked.append(request.count)
+            return super().choose(view, request)
 
     node = Manager()
     node.reconfigure(under(Counting), MACHINE.topology())

@@ -181,7 +181,7 @@ def test_which_devices_of_a_shared_pool_a_container_has_is_asked_for_later() -> 
     assert (outside.asked, learner.due_s) == ([], 101.5), "an owner's are asked for soon"
 
 
-def test_an_annotation_without_an_answer_of_allocate_counts_once_the_kubelet_says_the_same() -> (
+def test_an_annotation_without_an_response_to_allocate_counts_once_the_kubelet_says_the_same() -> (
     None
 ):
     outside = Outside((), saved={"late-uid": granted("2")})

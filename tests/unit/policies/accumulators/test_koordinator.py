@@ -94,10 +94,10 @@ def test_without_smt_spreading_takes_cores_as_they_are() -> None:
 @pytest.mark.parametrize("full_cores", [True, False])
 def test_a_numa_node_is_shared_only_where_it_must_be(full_cores: bool) -> None:
     held = (OccupiedCPUs(CPUSet.of(0, 16), exclusive=ExclusivePolicy.NUMA_NODE),)
-    wish = ExclusivePolicy.NUMA_NODE
+    preference = ExclusivePolicy.NUMA_NODE
 
     def on(free: str) -> str:
-        return taken(free, 2, full_cores=full_cores, exclusive=wish, held=held)
+        return taken(free, 2, full_cores=full_cores, exclusive=preference, held=held)
 
     assert CPUSet.parse(on("1-7,8-15,17-23,24-31")) <= CPUSet.parse("8-15,24-31")
     assert CPUSet.parse(on("1-7,17-23")) <= CPUSet.parse("1-7,17-23")
@@ -105,10 +105,10 @@ def test_a_numa_node_is_shared_only_where_it_must_be(full_cores: bool) -> None:
 
 def test_a_core_is_shared_only_where_it_must_be() -> None:
     held = (OccupiedCPUs(CPUSet.of(0, 1), exclusive=ExclusivePolicy.PHYSICAL_CORE),)
-    wish = ExclusivePolicy.PHYSICAL_CORE
+    preference = ExclusivePolicy.PHYSICAL_CORE
 
     def on(free: str) -> str:
-        return taken(free, 2, full_cores=False, exclusive=wish, held=held)
+        return taken(free, 2, full_cores=False, exclusive=preference, held=held)
 
     assert on("2-7,16-23") == "2-3"
     assert on("16-17") == "16-17"
@@ -116,10 +116,10 @@ def test_a_core_is_shared_only_where_it_must_be() -> None:
 
 def test_on_several_sockets_cores_of_others_come_last() -> None:
     held = (OccupiedCPUs(CPUSet.of(16, 17), exclusive=ExclusivePolicy.PHYSICAL_CORE),)
-    wish = ExclusivePolicy.PHYSICAL_CORE
+    preference = ExclusivePolicy.PHYSICAL_CORE
 
     def on(count: int) -> str:
-        return taken("0-1,8-9,24-25", count, full_cores=False, exclusive=wish, held=held)
+        return taken("0-1,8-9,24-25", count, full_cores=False, exclusive=preference, held=held)
 
     assert on(5) == "0,8-9,24-25"
     assert on(6) == "0-1,8-9,24-25"

@@ -1,4 +1,4 @@
-"""CPUs that the node chooses for LSE and LSR pods: requirements, wishes, and the reasons."""
+"""CPUs that the node chooses for LSE and LSR pods: requirements, preferences, and reasons."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cpupool.core.orchestration import BindPolicy, NodeRules, Orchestration, QoS
 from cpupool.core.pool_policy import ExclusivePolicy, NUMAPolicy
 from cpupool.core.pools import NodePools, Pool
 from cpupool.host.sysfs import open_topology
-from cpupool.policies.base import Ask, Choice
+from cpupool.policies.base import Choice, ChoiceRequest
 from cpupool.policies.koordinator.late_binding import BindPolicyUnmet, FloorReached
 from cpupool.policies.koordinator.policy import KoordinatorPolicy
 from cpupool.policies.view import NodeView
@@ -56,9 +56,9 @@ def choose(
     pods = [
         replace(
             builders.pod(f"other-{cpus}"),
-            orchestration=Orchestration(QoS.LSR, prod=True, exclusive=wish),
+            orchestration=Orchestration(QoS.LSR, prod=True, exclusive=preference),
         )
-        for cpus, wish in (held or {}).items()
+        for cpus, preference in (held or {}).items()
     ]
     grants = Grants().adding(
         builders.chosen(pod.cgroup_uid, WHOLE_POD, CPUSet.parse(cpus))
@@ -78,10 +78,10 @@ def choose(
     )
     orchestration = Orchestration(QoS.LSR, prod=True, **told)  # type: ignore[arg-type]
     pod = replace(builders.pod("pod"), orchestration=orchestration)
-    ask = Ask(POLICY_CPUS, count, policy.available(view), nodes=nodes, pod=pod)
-    ask = policy.narrowed(view, ask)
-    choice = policy.choose(view, ask)
-    assert choice.cpus <= ask.available
+    request = ChoiceRequest(POLICY_CPUS, count, policy.available(view), nodes=nodes, pod=pod)
+    request = policy.narrowed(view, request)
+    choice = policy.choose(view, request)
+    assert choice.cpus <= request.available
     return choice
 
 
@@ -171,7 +171,7 @@ class TestWishes:
         choice = choose(1, held={"17": NODE, "24": NODE}, exclusive=NODE, bind=SPREAD)
 
         assert cores(choice.cpus).isdisjoint({1, 8})
-        assert "has room: PCPULevel counts" in reasons(choice)
+        assert "has room: PCPULevel applies" in reasons(choice)
 
     def test_no_core_of_its_own_is_said(self) -> None:
         choice = choose(1, held={"1-15": CORE}, exclusive=CORE, bind=SPREAD)
@@ -179,7 +179,7 @@ class TestWishes:
         # CPU 16 shares its core with the reserved CPU 0.
         assert choice.cpus == CPUSet.of(16)
         choice = choose(2, held={"1-15": CORE}, exclusive=CORE, bind=SPREAD)
-        assert "PCPULevel is not kept: pods of the same wish have CPUs" in reasons(choice)
+        assert "PCPULevel is not kept: pods of the same preference have CPUs" in reasons(choice)
 
     @pytest.mark.parametrize(
         ("rules", "options"),
@@ -248,10 +248,10 @@ class TestARM:
         machine = open_topology(str(testdata.folder() / "topologies" / f"{name}.tar.gz"))
 
         found = {
-            choose(6, machine, rules=rules, bind=bind, required=True, exclusive=wish).cpus
+            choose(6, machine, rules=rules, bind=bind, required=True, exclusive=preference).cpus
             for rules in (ARM, NodeRules())
             for bind in (FULL, SPREAD)
-            for wish in (ExclusivePolicy.NONE, CORE)
+            for preference in (ExclusivePolicy.NONE, CORE)
         }
 
         assert len(found) == 1

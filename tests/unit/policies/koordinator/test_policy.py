@@ -12,7 +12,7 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.names import POLICY_CPUS
 from cpupool.core.orchestration import NodeRules, Orchestration, QoS, Reservation
 from cpupool.core.workloads import Pod, QoSClass
-from cpupool.policies.base import Ask, Demand
+from cpupool.policies.base import ChoiceRequest, ContainerToPlace
 from cpupool.policies.koordinator.policy import KoordinatorPolicy
 from cpupool.policies.layout import Layout
 from cpupool.policies.view import NodeView
@@ -31,9 +31,9 @@ def pod(told: Orchestration, milli: int = 2000) -> Pod:
 def test_a_pod_that_comes_back_keeps_its_cpus() -> None:
     has = CPUSet.parse("3,7")
     owner = pod(Orchestration(QoS.LSR, prod=True, cpus=CPUSet.of(1)))
-    ask = Ask(POLICY_CPUS, 2, TOPOLOGY.online, has=has, pod=owner)
+    request = ChoiceRequest(POLICY_CPUS, 2, TOPOLOGY.online, has=has, pod=owner)
 
-    choice = POLICY.choose(NodeView(TOPOLOGY, cpus=TOPOLOGY.online), ask)
+    choice = POLICY.choose(NodeView(TOPOLOGY, cpus=TOPOLOGY.online), request)
 
     assert (choice.cpus, choice.steps) == (has, ())
 
@@ -48,4 +48,4 @@ def test_where_all_cpus_are_withheld_a_pod_that_shares_has_the_default_pools(
     view = replace(view, extents=POLICY.extents(view))
     sharing = replace(pod(Orchestration(), 500), qos=qos)
 
-    assert POLICY.place(view, Demand(sharing, sharing.containers[0])) == default
+    assert POLICY.place(view, ContainerToPlace(sharing, sharing.containers[0])) == default

@@ -13,7 +13,7 @@ from cpupool.core.pools import NodePools, Pool
 from cpupool.core.requests import CPURequest
 from cpupool.core.withheld import Withheld
 from cpupool.core.workloads import ContainerRef
-from cpupool.policies.base import Demand
+from cpupool.policies.base import ContainerToPlace
 from cpupool.policies.pools.policy import PoolsPolicy
 from cpupool.policies.view import NodeView
 from tests import builders
@@ -50,7 +50,7 @@ def placed(offline: str = "", withheld: tuple[Withheld, ...] = (), **devices: st
         barred=grants.cpus,
         default=CPUAssignment(Placement.DEFAULT, default=CPUSet.parse("0-1")),
     )
-    return PoolsPolicy().place(view, Demand(pod, pod.containers[0], request, known))
+    return PoolsPolicy().place(view, ContainerToPlace(pod, pod.containers[0], request, known))
 
 
 def test_a_container_has_the_cpus_of_its_devices_and_of_its_shared_pools() -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cpupool.core import environment
+from cpupool.core import default_pool, environment
 from cpupool.core.assignments import Cause, CPUAssignment, Placement
 from cpupool.core.cpu_manager import CPUManager
 from cpupool.core.cpuset import CPUSet
@@ -16,7 +16,7 @@ from cpupool.core.grants import Grant, Grants, PodOwner, Source
 from cpupool.core.names import POLICY_CPUS
 from cpupool.core.pools import NodePools, Pool
 from cpupool.core.workloads import ContainerRef
-from cpupool.policies.base import Ask, Demand
+from cpupool.policies.base import ChoiceRequest, ContainerToPlace
 from cpupool.policies.built_in import BUILT_IN
 from cpupool.policies.none.policy import NonePolicy
 from cpupool.policies.qrm.policy import QRM, QRMPolicy
@@ -43,7 +43,7 @@ def view(own: str = "", shared: str = "", pod: str = "other-uid") -> NodeView:
     bare = NodeView(
         MACHINE,
         POOLS,
-        POOLS.default_cpus(MACHINE),
+        default_pool.declared(POOLS, MACHINE),
         grants,
         grants.cpus,
         answered={ContainerRef("web-uid", "main"): CPUSet.parse(shared)},
@@ -54,7 +54,7 @@ def view(own: str = "", shared: str = "", pod: str = "other-uid") -> NodeView:
 
 
 def placed(on: NodeView, container: int = 0) -> tuple[Placement, str]:
-    assignment = POLICY.place(on, Demand(WEB, WEB.containers[container]))
+    assignment = POLICY.place(on, ContainerToPlace(WEB, WEB.containers[container]))
     return assignment.placement, str(assignment.cpus)
 
 
@@ -81,7 +81,7 @@ def test_cpus_that_another_pod_owns_confine_the_container_of_an_answer(
 ) -> None:
     claimed = {ContainerRef("web-uid", "main"): CPUSet.parse("3-4")}
     on = replace(view(own="2-3"), pods=pods, claimed=claimed)
-    found = POLICY.place(on, Demand(WEB, WEB.containers[0]))
+    found = POLICY.place(on, ContainerToPlace(WEB, WEB.containers[0]))
     assert (found.cause, str(found.cpus)) == (Cause.ANSWER, "0-1,4-7")
     assert found.reason == (f"its plugin has named CPUs 3-4 for it alone, which {owner} owns")
 
@@ -92,7 +92,9 @@ def test_an_answer_whose_cpus_others_own_names_none() -> None:
 
 @pytest.mark.parametrize("policy", [POLICY, NonePolicy()])
 def test_an_owner_has_its_cpus_under_every_policy(policy: NonePolicy) -> None:
-    assignment = policy.place(view(own="2-3", pod="web-uid"), Demand(WEB, WEB.containers[0]))
+    assignment = policy.place(
+        view(own="2-3", pod="web-uid"), ContainerToPlace(WEB, WEB.containers[0])
+    )
     assert assignment.placement is Placement.PLUGIN
     assert (str(assignment.exclusive), str(assignment.cpus)) == ("2-3", "2-3")
     # What the kubelet allows a container stays: the plugin has counted on it.
@@ -101,7 +103,7 @@ def test_an_owner_has_its_cpus_under_every_policy(policy: NonePolicy) -> None:
 
 
 def test_the_policy_itself_chooses_nothing() -> None:
-    assert POLICY.wants(builders.pod("own", builders.container(cpu=2000))) == {}
+    assert POLICY.requests(builders.pod("own", builders.container(cpu=2000))) == {}
     assert str(POLICY.available(view())) == "1-7"
     with pytest.raises(NotEnoughCPUs):
-        POLICY.choose(view(), Ask(POLICY_CPUS, 1, CPUSet.of(1)))
+        POLICY.choose(view(), ChoiceRequest(POLICY_CPUS, 1, CPUSet.of(1)))

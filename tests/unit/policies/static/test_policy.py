@@ -13,7 +13,7 @@ from cpupool.core.names import POLICY_CPUS
 from cpupool.core.pools import NodePools, Pool
 from cpupool.core.workloads import ContainerKind
 from cpupool.manager.manager import Manager
-from cpupool.policies.base import Ask
+from cpupool.policies.base import ChoiceRequest
 from cpupool.policies.layout import Layout, Place
 from cpupool.policies.static.policy import StaticPolicy
 from cpupool.policies.view import DEFAULT, NodeView
@@ -37,7 +37,7 @@ def view(chooses: StaticPolicy, taken: str = "") -> NodeView:
     return builders.view(chooses.layout.cpus, Grants().adding([grant]))
 
 
-def ask(
+def request(
     chooses: StaticPolicy,
     count: int,
     *,
@@ -45,8 +45,8 @@ def ask(
     reusable: str = "",
     has: str = "",
     nodes: tuple[int, ...] | None = None,
-) -> Ask:
-    return Ask(
+) -> ChoiceRequest:
+    return ChoiceRequest(
         POLICY_CPUS,
         count,
         chooses.available(view(chooses, taken)),
@@ -57,8 +57,8 @@ def ask(
 
 
 def chosen(chooses: StaticPolicy, count: int, taken: str = "", **asked: Any) -> str:
-    """Return what is chosen; the arguments are those of `ask`."""
-    choice = chooses.choose(view(chooses, taken), ask(chooses, count, taken=taken, **asked))
+    """Return what is chosen; the arguments are those of `request`."""
+    choice = chooses.choose(view(chooses, taken), request(chooses, count, taken=taken, **asked))
     return str(choice.cpus)
 
 
@@ -83,7 +83,7 @@ def test_only_whole_cpus_are_wanted() -> None:
         builders.container("half", cpu=1500),
         builders.container("none"),
     )
-    assert policy().wants(pod) == {"init": 2, "main": 1}
+    assert policy().requests(pod) == {"init": 2, "main": 1}
 
 
 def test_the_chosen_nodes_are_used_first_and_the_others_for_the_rest() -> None:
@@ -96,7 +96,7 @@ def test_app_containers_take_over_what_init_containers_leave() -> None:
 
 
 def test_hints_say_where_a_container_could_go() -> None:
-    asked = ask(policy(), 4, taken="1-7,17-23")
+    asked = request(policy(), 4, taken="1-7,17-23")
     assert policy().hints(asked).hints == (
         TopologyHint(frozenset({1}), preferred=True),
         TopologyHint(frozenset({0, 1}), preferred=False),
@@ -104,20 +104,20 @@ def test_hints_say_where_a_container_could_go() -> None:
 
 
 def test_hints_for_a_container_that_has_its_cpus_say_where_they_are() -> None:
-    where = policy().hints(ask(policy(), 4, has="8-9,24-25")).hints
+    where = policy().hints(request(policy(), 4, has="8-9,24-25")).hints
     assert where[0] == TopologyHint(frozenset({1}), preferred=True)
-    assert policy().hints(ask(policy(), 2, has="8-9,24-25")).hints == ()
+    assert policy().hints(request(policy(), 2, has="8-9,24-25")).hints == ()
 
 
 def test_hints_cover_what_an_init_container_leaves() -> None:
     left = "8-9,24-25"
     hints = {
-        count: policy().hints(ask(policy(), count, taken=left, reusable=left)).hints
+        count: policy().hints(request(policy(), count, taken=left, reusable=left)).hints
         for count in (2, 16)
     }
     assert all(1 in (hint.nodes or ()) for hint in hints[2])
     assert hints[16][0] == TopologyHint(frozenset({1}), preferred=True)
-    others = policy().hints(ask(policy(), 2, taken=left)).hints
+    others = policy().hints(request(policy(), 2, taken=left)).hints
     assert any(1 not in (hint.nodes or ()) for hint in others)
 
 
@@ -180,9 +180,9 @@ def test_all_nodes_of_a_socket_are_near_where_that_is_wanted() -> None:
 
     assert chosen(plain, 20, taken=busy, nodes=(3,)) == "12-13,24-31,44-45,56-63"
     assert chosen(by_socket, 20, taken=busy, nodes=(3,)) == "16-25,48-57"
-    assert {hint.nodes for hint in by_socket.hints(ask(by_socket, 4)).hints if hint.preferred} == {
-        frozenset(nodes) for nodes in ([0], [1], [2], [3], [0, 1], [2, 3])
-    }
+    assert {
+        hint.nodes for hint in by_socket.hints(request(by_socket, 4)).hints if hint.preferred
+    } == {frozenset(nodes) for nodes in ([0], [1], [2], [3], [0, 1], [2, 3])}
 
 
 def test_a_strict_reservation_keeps_the_shared_pool_away() -> None:
@@ -376,7 +376,7 @@ def test_an_owner_with_an_offline_cpu_lies_where_the_others_are() -> None:
         Layout.of_topology(machine.without("4").topology()), StaticOptions(), CPUSet()
     )
     has = CPUSet.parse("4-5,12-13")
-    hints = chooses.hints(Ask(POLICY_CPUS, 4, CPUSet(), has=has)).hints
+    hints = chooses.hints(ChoiceRequest(POLICY_CPUS, 4, CPUSet(), has=has)).hints
     assert hints[0] == TopologyHint(frozenset({1}), preferred=True)
 
 
@@ -386,6 +386,6 @@ def test_what_an_init_container_leaves_offline_is_not_chosen() -> None:
         StaticOptions(),
         CPUSet(),
     )
-    ask = Ask(POLICY_CPUS, 2, CPUSet.parse("4-7"), CPUSet.parse("2-3"))
-    choice = chooses.choose(builders.view(chooses.layout.cpus, Grants()), ask)
+    request = ChoiceRequest(POLICY_CPUS, 2, CPUSet.parse("4-7"), CPUSet.parse("2-3"))
+    choice = chooses.choose(builders.view(chooses.layout.cpus, Grants()), request)
     assert choice.cpus <= chooses.layout.cpus

@@ -12,7 +12,7 @@ from cpupool.api.resourceplugin_pb2 import (
     AllocatableTopologyAwareResource,
     GetTopologyAwareAllocatableResourcesResponse,
 )
-from cpupool.qrm.node_resources import Offers
+from cpupool.qrm.node_resources import PluginAmounts
 from cpupool.qrm.plugin_rounds import PluginRounds
 from cpupool.qrm.question_table import GRACE_S, QuestionTable
 from tests.resource_plugins import PluginDouble, Refusal
@@ -46,7 +46,7 @@ class Offering(Node):
         super().__init__(folder)
         self.news = 0
         self.of_node = True
-        self._offers = Offers({})
+        self._offers = PluginAmounts({})
 
     def _note(self) -> None:
         super()._note()
@@ -55,11 +55,11 @@ class Offering(Node):
             self._offers = self.offers
 
     @property
-    def offers(self) -> Offers:
-        return self.role.offers() if self.role.offers else Offers({})
+    def offers(self) -> PluginAmounts:
+        return self.role.offers() if self.role.offers else PluginAmounts({})
 
     def says(self, by_plugin: dict[str, dict[str, float]], *, complete: bool = False) -> None:
-        self.until(lambda: self.offers == Offers(by_plugin, complete), str(by_plugin))
+        self.until(lambda: self.offers == PluginAmounts(by_plugin, complete), str(by_plugin))
 
     def offering(
         self, amount: float, offered: str = NIC, resource: str = NIC, name: str = "nic"

@@ -12,7 +12,7 @@ from cpupool.core.errors import NotEnoughCPUs
 from cpupool.core.grants import WHOLE_POD, Grants
 from cpupool.core.pools import NodePools, Pool
 from cpupool.core.workloads import QoSClass
-from cpupool.manager.choosing import Admission
+from cpupool.manager.choosing import Choices
 from cpupool.manager.manager import Manager
 from tests import builders
 from tests.nri_agents import MACHINE, of
@@ -93,4 +93,4 @@ class Resizing(Manager):
 
     def _decide(self, grants: Grants) -> None:
         facts, resolution = self.snapshot()
-        self._take(facts, replace(Admission.of(resolution.view), grants=grants))
+        self._take(facts, replace(Choices.of(resolution.view), grants=grants))

@@ -45,7 +45,7 @@ def noted(annotations: Body, body: Body | None = None) -> Body:
     return body
 
 
-def wishing(**fields: Any) -> Body:
+def preferring(**fields: Any) -> Body:
     return noted({SPEC: json.dumps(fields)})
 
 
@@ -112,25 +112,25 @@ DENIALS = [
         f"{OF_SPEC}: this is '[}}'; write a JSON object, or remove it",
     ),
     pytest.param(
-        wishing(**{f"preferredCPUBindPolicy{n}": 1 for n in range(33)}),
+        preferring(**{f"preferredCPUBindPolicy{n}": 1 for n in range(33)}),
         f"{OF_SPEC}: this has 33 fields, and Koordinator knows 3; write requiredCPUBindPolicy,"
         " preferredCPUBindPolicy, preferredCPUExclusivePolicy alone",
     ),
     pytest.param(
-        wishing(preferedCPUBindPolicy="FullPCPUs"),
+        preferring(preferedCPUBindPolicy="FullPCPUs"),
         f"{OF_SPEC}: unknown key preferedCPUBindPolicy; did you mean preferredCPUBindPolicy?",
     ),
     pytest.param(
-        wishing(preferredCPUBindPolicy="FullPCPU"),
+        preferring(preferredCPUBindPolicy="FullPCPU"),
         f"{OF_SPEC}.preferredCPUBindPolicy: unknown value FullPCPU; did you mean FullPCPUs?",
     ),
     pytest.param(
-        wishing(preferredCPUExclusivePolicy=["PCPULevel"]),
+        preferring(preferredCPUExclusivePolicy=["PCPULevel"]),
         f"{OF_SPEC}.preferredCPUExclusivePolicy: unknown value ['PCPULevel']; did you mean"
         " PCPULevel?",
     ),
     pytest.param(
-        wishing(requiredCPUBindPolicy=4),
+        preferring(requiredCPUBindPolicy=4),
         f"{OF_SPEC}.requiredCPUBindPolicy: unknown value 4; use FullPCPUs or SpreadByPCPUs or"
         " ConstrainedBurst",
     ),
@@ -172,9 +172,9 @@ ADMITTED = [
     of_class("LSE", using("1500m"), initContainers=[container("i", pools={"shared-a": "100"})]),
     # The kubelet runs the pod from its file.
     noted({"kubernetes.io/config.mirror": "1"}, of_class("LSE", using("1500m"))),
-    wishing(),
+    preferring(),
     noted({SPEC: "null"}),
-    wishing(
+    preferring(
         requiredCPUBindPolicy="SpreadByPCPUs",
         preferredCPUBindPolicy="Default",
         preferredCPUExclusivePolicy=None,
@@ -197,7 +197,7 @@ def test_what_a_class_goes_with_is_admitted(body: Body) -> None:
 
 
 def test_a_field_that_koordinator_may_have_tomorrow_is_a_warning() -> None:
-    decision = admit(wishing(color="red"), RULES)
+    decision = admit(preferring(color="red"), RULES)
     assert isinstance(decision, Admitted)
     (warning,) = decision.warnings
     assert warning.startswith(f"{OF_SPEC}: unknown key color; use requiredCPUBindPolicy or")

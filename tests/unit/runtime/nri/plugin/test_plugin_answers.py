@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cpupool.api import nri_pb2
-from cpupool.core.plugin_facts import Answer, Given, PluginFacts
+from cpupool.core.plugin_facts import AnswerPart, PluginFacts, RecordedAnswer
 from cpupool.core.workloads import ContainerID
+from cpupool.manager.manager import Manager
 from tests.nri_agents import Agent, cpu_of, of
 from tests.nri_runtime import FakeRuntime, Plugin, Refused
 from tests.unit.manager.plugged import MACHINE, container, cpus, pod, pools, ref
@@ -30,7 +31,7 @@ WITH_NIC = pod("net", container(more={NIC: 1.0}))
 def govern(
     agent: Agent,
     *pods: Pod,
-    given: Mapping[ContainerRef, Mapping[str, Given]] | None = None,
+    given: Mapping[ContainerRef, Mapping[str, RecordedAnswer]] | None = None,
     policy: str = "qrm",
     adopted: bool = True,
 ) -> None:
@@ -42,7 +43,7 @@ def govern(
     agent.manager.observe(pods=pods)
 
 
-def answer(agent: Agent, given: Mapping[ContainerRef, Mapping[str, Given]]) -> None:
+def answer(agent: Agent, given: Mapping[ContainerRef, Mapping[str, RecordedAnswer]]) -> None:
     agent.manager.observe(plugins=PluginFacts(frozenset({"cpu", NIC}), given))
     agent.plugin.facts_changed()
 
@@ -87,6 +88,27 @@ def test_before_it_is_known_who_owns_cpus_no_running_container_is_moved(
         plugin = runtime.accept()
         plugin.configure()
         assert not plugin.synchronize(there)
+
+
+def test_before_the_pools_are_known_a_recorded_answer_moves_no_running_container(
+    agent: Agent, runtime: FakeRuntime
+) -> None:
+    agent.manager = Manager()
+    agent.manager.update_topology(MACHINE.topology())
+    agent.manager.observe(pods=(OWN, WEB))
+    agent.plugin = agent.made()
+    answer(agent, {ref("own"): {"cpu": cpus("2-3", exclusive=True)}})
+    running = nri_pb2.CONTAINER_RUNNING
+    web = of(WEB, "c1", cpus="5", state=running)
+    with agent.running():
+        plugin = runtime.accept()
+        plugin.configure()
+        assert not plugin.synchronize([web])
+        assert not plugin.update(web, "5").update
+        # A new one stays off the CPUs of the owner.
+        new = pod("new", container(more={"example.com/gpu": 1.0}))
+        agent.manager.observe(pods=(OWN, WEB, new))
+        assert cpu_of(plugin.create(of(new, "c2"))).cpus == "0-1,4-15"
 
 
 def test_without_it_the_container_is_held(agent: Agent, plugin: Plugin) -> None:
@@ -191,8 +213,8 @@ def test_a_pod_that_is_not_listed_may_request_a_plugins_resource(
 
 
 def test_variables_and_annotations_come_at_the_creation(agent: Agent, plugin: Plugin) -> None:
-    texts = Answer(env={"ADDR": "::1", "OLD": "1"}, annotations={"kubernetes.io/netns": "/ns1"})
-    govern(agent, WITH_NIC, given={ref("net"): {NIC: Given(1.0, {NIC: texts})}})
+    texts = AnswerPart(env={"ADDR": "::1", "OLD": "1"}, annotations={"kubernetes.io/netns": "/ns1"})
+    govern(agent, WITH_NIC, given={ref("net"): {NIC: RecordedAnswer(1.0, {NIC: texts})}})
     adjusted = plugin.create(of(WITH_NIC, environment={"OLD": "1"})).adjust
     assert {each.key: each.value for each in adjusted.env} == {"ADDR": "::1"}
     assert dict(adjusted.annotations) == {"kubernetes.io/netns": "/ns1"}
@@ -200,16 +222,16 @@ def test_variables_and_annotations_come_at_the_creation(agent: Agent, plugin: Pl
 
 
 def test_a_container_is_created_with_the_memory_of_its_answer(agent: Agent, plugin: Plugin) -> None:
-    memory = Given(1.0, {"memory": Answer("CpusetMems", "0")})
+    memory = RecordedAnswer(1.0, {"memory": AnswerPart("CpusetMems", "0")})
     both = {"cpu": cpus("2-3", exclusive=True), "memory": memory}
     govern(agent, OWN, given={ref("own"): both})
     cpu = cpu_of(plugin.create(of(OWN)))
     assert (cpu.cpus, cpu.mems) == ("2-3", "0")
 
 
-def with_properties(**values: str) -> dict[str, Given]:
-    answers = {name: Answer(name, value) for name, value in values.items()}
-    return {"memory": Given(1.0, answers)}
+def with_properties(**values: str) -> dict[str, RecordedAnswer]:
+    answers = {name: AnswerPart(name, value) for name, value in values.items()}
+    return {"memory": RecordedAnswer(1.0, answers)}
 
 
 def test_a_container_is_created_with_the_properties_of_its_answer(
@@ -246,7 +268,7 @@ def test_another_limit_of_memory_keeps_the_kubelets_swap(
 
 
 def test_properties_come_where_the_owners_are_not_known_yet(agent: Agent, plugin: Plugin) -> None:
-    given = {ref("net"): {NIC: Given(1.0, {NIC: Answer("CpuShares", "512")})}}
+    given = {ref("net"): {NIC: RecordedAnswer(1.0, {NIC: AnswerPart("CpuShares", "512")})}}
     govern(agent, WITH_NIC, given=given, policy="static")
     agent.ready = False
     cpu = cpu_of(plugin.create(of(WITH_NIC)))
@@ -271,7 +293,7 @@ def test_an_update_by_another_program_repeats_the_properties(agent: Agent, plugi
 
 
 def test_also_where_the_agent_does_not_know_the_owners_yet(agent: Agent, plugin: Plugin) -> None:
-    given = {ref("net"): {NIC: Given(1.0, {NIC: Answer(env={"ADDR": "::1"})})}}
+    given = {ref("net"): {NIC: RecordedAnswer(1.0, {NIC: AnswerPart(env={"ADDR": "::1"})})}}
     govern(agent, WITH_NIC, given=given, policy="static")
     agent.ready = False
     adjusted = plugin.create(of(WITH_NIC)).adjust

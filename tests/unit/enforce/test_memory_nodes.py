@@ -10,9 +10,9 @@ from cpupool.core.assignments import MemoryNodes
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import CgroupNotFound, CgroupWriteRejected, MemoryNodesRefused
 from cpupool.core.pools import NodePools, Pool
-from cpupool.enforce.memory import MemoryGoal
-from cpupool.enforce.plan import Write
+from cpupool.enforce.memory_nodes import MemoryGoal
 from cpupool.enforce.repair import Keeper, Postponed
+from cpupool.enforce.write_order import Write
 from cpupool.host.cgroupfs import CgroupVersion
 from cpupool.manager.manager import Manager
 from cpupool.telemetry.metrics import Metrics
@@ -40,7 +40,7 @@ class Node:
         self.now_s = 1_000.0
         self.write_s = 0.0
         self.placed: dict[ContainerID, CPUSet] = {}
-        self.wishes = dict(WHERE)
+        self.wanted = dict(WHERE)
         self._pods: list[Pod] = []
         self.manager = Manager()
         self.manager.reconfigure(
@@ -66,7 +66,7 @@ class Node:
 
     def keep(self) -> dict[str, str]:
         """Return what pods' owners must know: pod → why."""
-        resolution = having(self.manager.snapshot().resolution, self.wishes)
+        resolution = having(self.manager.snapshot().resolution, self.wanted)
         kept = self.keeper.keep(tuple(self.tree.containers()), resolution, self.now_s)
         assert {notice.event for notice in kept.values()} <= {"MemoryNodesMissed"}
         return {notice.pod.name: notice.why for notice in kept.values()}
@@ -109,7 +109,7 @@ def test_a_running_container_is_written_only_if_it_may_be_migrated(version: Cgro
     assert node.tree.migrated == [moves]
     assert node.counted("moved") == 1
     assert node.keeper.due_s == math.inf
-    node.wishes["a"] = MemoryNodes(on("1"), migrates=True)
+    node.wanted["a"] = MemoryNodes(on("1"), migrates=True)
     assert node.keep() == {}
     assert node.nodes(stays) == "1"
 
@@ -117,10 +117,10 @@ def test_a_running_container_is_written_only_if_it_may_be_migrated(version: Cgro
 @BOTH
 def test_a_wish_that_comes_later_is_not_one_of_the_creation(version: CgroupVersion) -> None:
     node = Node(version)
-    node.wishes = {}
+    node.wanted = {}
     path = node.run("a", "0")
     node.keep()
-    node.wishes = dict(WHERE)
+    node.wanted = dict(WHERE)
     assert list(node.keep()) == ["a"]
     assert node.nodes(path) == "0"
 
@@ -150,7 +150,7 @@ def test_cgroups_above_are_widened_from_the_root_and_those_below_are_narrowed_fi
         Write(f"{path}/init", on("1")),
         Write(path, on("1")),
     ]
-    node.wishes["b"] = MemoryNodes(on("0"), migrates=True)
+    node.wanted["b"] = MemoryNodes(on("0"), migrates=True)
     node.tree.writes.clear()
     node.keep()
     assert {write.path for write in node.tree.writes} == {path, f"{path}/init"}
@@ -164,7 +164,7 @@ def test_nodes_without_memory_are_refused_and_nothing_is_written(
 ) -> None:
     node = Node(version, "0")
     path = node.run("b", "0", "0")
-    node.wishes["b"] = MemoryNodes(CPUSet.parse_or_empty(nodes), migrates=True)
+    node.wanted["b"] = MemoryNodes(CPUSet.parse_or_empty(nodes), migrates=True)
     what = "no memory on NUMA node 2" if nodes else "no NUMA node for its memory"
     for _ in range(3):
         told = node.keep()
@@ -258,7 +258,7 @@ def test_a_container_that_ends_while_it_is_written_is_no_complaint() -> None:
 
 def test_a_slow_write_ends_the_turn_and_new_containers_come_first() -> None:
     node = Node(V2, looked=False)
-    node.wishes |= {"c": WHERE["b"]}
+    node.wanted |= {"c": WHERE["b"]}
     running = [node.run(name, "0") for name in "bc"]
     node.write_s = 3.0
     node.keep()
@@ -321,7 +321,7 @@ def test_the_runtime_hears_of_the_nodes_that_containers_have_while_they_are_ther
     path = node.run("b", "1")
     node.keep()
     assert node.placed == {"main-id": on("1")}
-    node.wishes["b"] = MemoryNodes(on("0"), migrates=True)
+    node.wanted["b"] = MemoryNodes(on("0"), migrates=True)
     node.tree.refusing = {path}
     node.keep()
     assert node.placed == {"main-id": on("1")}, "it does not have the other node yet"

@@ -12,7 +12,7 @@ from cpupool.core.errors import (
     PartitionUnsafe,
 )
 from cpupool.enforce.ports import Partition
-from cpupool.host.partitions import Partitions
+from cpupool.host.isolated_partitions import Partitions
 from cpupool.host.root import HostRoot
 from tests.partitions import RELEASE, PartitionFiles
 

@@ -2,7 +2,7 @@ import pytest
 
 from cpupool.core.cgroups import CgroupNode
 from cpupool.core.cpuset import CPUSet
-from cpupool.enforce.plan import plan
+from cpupool.enforce.write_order import plan
 
 
 def node(path: str, cpus: str, *children: CgroupNode) -> CgroupNode:

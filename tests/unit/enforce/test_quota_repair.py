@@ -12,7 +12,7 @@ from cpupool.core.cgroups import POD_ITSELF, FoundContainer
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import ContainerNotFound
 from cpupool.core.pools import NodePools, Pool
-from cpupool.enforce.quotas import starts_right
+from cpupool.enforce.quota_repair import starts_right
 from cpupool.host.cgroupfs import CgroupVersion
 from tests import builders
 from tests.runtimes import reported

@@ -298,9 +298,9 @@ def _concerns(resolution: Resolution) -> Iterator[tuple[str, _Concern]]:
         if placed.assignment.cause is not None:
             unsure.add(uid)
     for uid, pod in resolution.pods.items():
-        asked = {resource for container in pod.containers for resource in container.requests}
-        if asked:
-            lifts = any(resource.kind is ResourceKind.EXCLUSIVE for resource in asked)
+        requested = {resource for container in pod.containers for resource in container.requests}
+        if requested:
+            lifts = any(resource.kind is ResourceKind.EXCLUSIVE for resource in requested)
             yield uid, _Concern(pod, limits.get(uid, {}), lifts, uid in unsure)
 
 

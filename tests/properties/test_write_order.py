@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import CgroupWriteRejected
 from cpupool.enforce.apply import bring
-from cpupool.enforce.plan import plan
+from cpupool.enforce.write_order import plan
 from cpupool.host.cgroupfs import CgroupVersion
 from tests.cgroups import KernelModel, rejected
 

@@ -6,8 +6,8 @@ makes one write at a time, not in the thread that keeps the CPUs, and only
 * at the creation of a container: by its runtime (NRI), or the first time that the agent sees it;
 * later, if the container may be migrated.
 
-The writes are direct and have the order of CPU sets (`plan.py`): they widen the cgroups above a
-container that stand in the way, and never narrow them.
+The writes are direct and have the order of CPU sets (`write_order.py`): they widen the cgroups
+above a container that stand in the way, and never narrow them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""The NRI plugin's answers to the container runtime about containers that nothing holds back.
+"""The NRI plugin's responses to the container runtime about containers that nothing holds back.
 
-`conversation.py` takes the requests, `holding.py` finds the obstacles, and this module answers.
+`conversation.py` takes the requests, `holding.py` finds the obstacles, and this module makes the
+responses.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ _KNOWN: Final = {Placement.POOLS, Placement.POLICY, Placement.PLUGIN}
 """Placements that follow from facts about the container itself."""
 
 
-class Answers:
-    """Answers the runtime's requests about single containers.
+class Responses:
+    """Makes the responses to the runtime's requests about single containers.
 
     Args:
         runtime: the container runtime.
@@ -102,7 +103,7 @@ class Answers:
                 self._events.pod(obstacle.pod, obstacle.refusal or event, why)
             if held:
                 return self._hold(message, why)
-        wanted = self._wanted(container.key, now)
+        wanted = self._wanted(container.key, now, is_there=False)
         variables, annotations, properties = _of_plugins(container, now)
         if wanted is None and not (variables or annotations or properties):
             self._runtime.answer_create(message, None)
@@ -306,14 +307,24 @@ class Answers:
         if obstacle.pod:
             self._events.pod(obstacle.pod, notices.OCCUPIED, why)
 
-    def _wanted(self, key: ContainerKey | None, now: Snapshot) -> CPUAssignment | None:
-        """Return where a container belongs; None if the facts are not certain enough."""
+    def _wanted(
+        self, key: ContainerKey | None, now: Snapshot, *, is_there: bool = True
+    ) -> CPUAssignment | None:
+        """Return where a container belongs; None if the facts are not certain enough.
+
+        Args:
+            key: its ids.
+            now: the facts and decisions.
+            is_there: whether an earlier agent may have chosen its CPUs.
+        """
         if key is None:
             return None
         assignment = now.assignment(key)
         facts = now.facts
-        # `now` may be older than the sweep that has recognised the choices of an earlier agent.
-        owners_known = facts.recovered or not facts.pools.cpu_manager.chooses
+        # `now` may be older than the sweep that has recognised the choices of an earlier agent, and
+        # the pools that come into force may have a policy with choices.
+        chooses = facts.pools.cpu_manager.chooses or (is_there and not facts.configured)
+        owners_known = facts.recovered or not chooses
         known = (self._ready() and owners_known) or assignment.placement in _KNOWN
         return assignment if known and assignment.cpus else None
 

@@ -1,4 +1,4 @@
-"""Shows the outcomes of a simulation: drawn and listed for people, and as JSON."""
+"""Shows the results of a simulation: drawn and listed for people, and as JSON."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ _TITLES: Final = (
 )
 
 
-def to_json(outcome: SimulationResult) -> dict[str, Any]:
-    """Write the outcome under one policy as JSON values."""
+def to_json(result: SimulationResult) -> dict[str, Any]:
+    """Write the result under one policy as JSON values."""
     return {
-        "summary": asdict(outcome.summary),
-        "series": [asdict(moment) for moment in outcome.series],
-        "refusals": [asdict(refusal) for refusal in outcome.refusals],
-        "resizes": [{**asdict(each), "outcome": each.outcome.value} for each in outcome.resizes],
-        "containers": [_container_as_json(placement) for placement in outcome.placements],
+        "summary": asdict(result.summary),
+        "series": [asdict(moment) for moment in result.series],
+        "refusals": [asdict(refusal) for refusal in result.refusals],
+        "resizes": [{**asdict(each), "outcome": each.outcome.value} for each in result.resizes],
+        "containers": [_container_as_json(placement) for placement in result.placements],
     }
 
 
@@ -65,7 +65,7 @@ def _container_as_json(placement: PlacementRecord) -> dict[str, Any]:
 
 def show(
     topology: CPUTopology,
-    outcomes: Mapping[str, SimulationResult],
+    results: Mapping[str, SimulationResult],
     out: TextIO,
     *,
     listed: bool,
@@ -75,7 +75,7 @@ def show(
 
     Args:
         topology: the machine.
-        outcomes: policy → the outcome for the same pods.
+        results: policy → the result for the same pods.
         out: where to write.
         listed: whether to list where each container is.
         chooses: whether a CPU manager policy gives out CPUs, for which pods may wait.
@@ -83,7 +83,7 @@ def show(
     # Imported only here, so that --json needs no drawing library.
     from cpupool.commands.pictures import drawing, painting  # noqa: PLC0415
 
-    name, first = next(iter(outcomes.items()))
+    name, first = next(iter(results.items()))
     painted = painting.paint(_by_pod(first.running))
     drawing.show(drawing.Picture(topology, painted), out)
     if listed:
@@ -112,13 +112,13 @@ def show(
         if each.why
     ]
     _list(resizes, out)
-    compared = (_summary_cells(policy, outcome) for policy, outcome in outcomes.items())
+    compared = (_summary_cells(policy, result) for policy, result in results.items())
     drawing.show(drawing.table(_TITLES, compared), out)
     if chooses:
-        waits = (_waiting_cells(policy, outcome.summary) for policy, outcome in outcomes.items())
+        waits = (_waiting_cells(policy, result.summary) for policy, result in results.items())
         drawing.show(drawing.table(_WAITING, waits), out)
-    if any(outcome.resizes for outcome in outcomes.values()):
-        ends = (_resize_cells(policy, outcome.summary) for policy, outcome in outcomes.items())
+    if any(result.resizes for result in results.values()):
+        ends = (_resize_cells(policy, result.summary) for policy, result in results.items())
         drawing.show(drawing.table(_RESIZES, ends), out)
 
 
@@ -151,8 +151,8 @@ def _cells(placement: PlacementRecord) -> tuple[str, ...]:
     )
 
 
-def _summary_cells(policy: str, outcome: SimulationResult) -> tuple[str, ...]:
-    found = outcome.summary
+def _summary_cells(policy: str, result: SimulationResult) -> tuple[str, ...]:
+    found = result.summary
     refused = found.refused / (found.admitted + found.refused)
     return (
         policy,

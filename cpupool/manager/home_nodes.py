@@ -37,12 +37,12 @@ def chosen(
         before: the earlier choices.
         view: returns the policies' view of the node; the call takes time.
     """
-    wishing = oldest_first(_wishing(pods))
-    if not wishing:
+    bursting = oldest_first(_bursting(pods))
+    if not bursting:
         return {}
     seen = view()
-    homes = {pod.cgroup_uid: before[pod.cgroup_uid] for pod in wishing if pod.cgroup_uid in before}
-    for pod in wishing:
+    homes = {pod.cgroup_uid: before[pod.cgroup_uid] for pod in bursting if pod.cgroup_uid in before}
+    for pod in bursting:
         home = policy.home(replace(seen, homes=homes), pod)
         homes.pop(pod.cgroup_uid, None)
         if home is not None:
@@ -57,10 +57,10 @@ def recovered(view: NodeView, found: Iterable[FoundContainer]) -> Mapping[str, i
         view: the policies' view of the node.
         found: the containers with their present CPUs.
     """
-    wishing = {pod.cgroup_uid for pod in _wishing(view.pods)}
+    bursting = {pod.cgroup_uid for pod in _bursting(view.pods)}
     on: dict[str, set[int | None]] = {}
     for container in found:
-        if container.pod in wishing:
+        if container.pod in bursting:
             with suppress(CPUSetParseError):
                 nodes = map(view.topology.node_of, CPUSet.parse(container.cpus))
                 on.setdefault(container.pod, set()).update(nodes)
@@ -68,7 +68,7 @@ def recovered(view: NodeView, found: Iterable[FoundContainer]) -> Mapping[str, i
     return {uid: -1 if node is None else node for uid, node in alone.items()}
 
 
-def _wishing(pods: Iterable[Pod]) -> Iterator[Pod]:
+def _bursting(pods: Iterable[Pod]) -> Iterator[Pod]:
     for pod in pods:
         if pod.orchestration and pod.orchestration.bursts and not pod.finished:
             yield pod

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from cpupool.core.cgroups import Writer
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.workloads import ContainerID
-from cpupool.enforce import moves
-from cpupool.enforce.moves import Move
+from cpupool.enforce import move_order
+from cpupool.enforce.move_order import Move
 
 _CPUS = st.sets(st.integers(0, 5), min_size=1).map(CPUSet)
 
@@ -39,9 +39,9 @@ def test_no_container_comes_onto_cpus_of_its_own_where_others_run(
             if at[one.path] != one.wants
         ]
         staying = {one.path: one for one in wrong}
-        for batch in moves.batches(wrong):
+        for batch in move_order.batches(wrong):
             for one in batch:
-                goal = moves.goal(one, staying.values(), refuge)
+                goal = move_order.goal(one, staying.values(), refuge)
                 if one.path in silent or goal == one.has:
                     continue
                 others = CPUSet.union(cpus for path, cpus in at.items() if path != one.path)
@@ -66,8 +66,8 @@ def test_containers_whose_cpus_are_swapped_never_meet(size: int, writer: Writer)
             if has != own[int(name)]
         ]
         staying = {one.path: one for one in wrong}
-        for one in (one for batch in moves.batches(wrong) for one in batch):
-            goal = moves.goal(one, staying.values(), refuge)
+        for one in (one for batch in move_order.batches(wrong) for one in batch):
+            goal = move_order.goal(one, staying.values(), refuge)
             assert goal
             others = CPUSet.union(cpus for path, cpus in at.items() if path != one.path)
             assert others.isdisjoint(goal - refuge)
