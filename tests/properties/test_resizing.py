@@ -121,6 +121,8 @@ class Resizes(RuleBasedStateMachine):
     @rule(name=names, late=st.booleans())
     def end_notice(self, name: str, *, late: bool) -> None:
         """End a notice; a late one has told of CPUs that are no longer the right ones, perhaps."""
+        if name not in self.owners():
+            return
         before = self.own(name)
         told = self.told.get(name, before.assigned) if late else before.assigned
         self.told[name] = before.assigned
@@ -159,7 +161,8 @@ class Resizes(RuleBasedStateMachine):
                 before[ref(name)].baseline,
             )
             # What the kernel has still to take away is announced anew; nothing comes back.
-            assert cpus <= self.runs_on(name) <= cpus | self.kernel[name]
+            assert now.assigned | cpus & self.kernel[name] <= self.runs_on(name)
+            assert self.runs_on(name) <= cpus | self.kernel[name]
         assert self.manager.snapshot().resolution.grants.cpus <= owned
 
     @invariant()

@@ -54,6 +54,7 @@ LOOPS = (
     "memory keeper",
     "mount keeper",
     "nri plugin",
+    "own CPUs keeper",
     "reporter",
 )
 _QUIET_S = 0.2
