@@ -118,8 +118,8 @@ class Resizes(RuleBasedStateMachine):
         assert len(own.assigned) == count
         assert own.in_force >= runs, "nothing is taken without a notice"
 
-    @rule(name=names, late=st.booleans())
-    def end_notice(self, name: str, *, late: bool) -> None:
+    @rule(name=names, late=st.booleans(), moved=st.booleans(), killed=st.booleans())
+    def end_notice(self, name: str, *, late: bool, moved: bool, killed: bool) -> None:
         """End a notice; a late one has told of CPUs that are no longer the right ones, perhaps."""
         if name not in self.owners():
             return
@@ -130,6 +130,11 @@ class Resizes(RuleBasedStateMachine):
         if before.leaving:
             assert ended == (before.assigned == told)
             assert self.own(name).in_force == (told if ended else before.in_force)
+        if moved:
+            self.move(name)
+        if killed:
+            self.restart()
+        self.read_back()
 
     @rule(name=names)
     def move(self, name: str) -> None:
