@@ -24,7 +24,7 @@ from tests.searching import examples
 if TYPE_CHECKING:
     from cpupool.core.workloads import Pod
 
-MACHINE = Machine(sockets=2, cores=4, threads=2).topology()
+MACHINE = Machine(sockets=2, cores=8, threads=2).topology()
 NAMES = ("a", "b", "c")
 MOVES = "c"
 """The pod whose CPUs may all move."""
@@ -68,7 +68,7 @@ class Resizes(RuleBasedStateMachine):
     def start(self, recorded: State) -> None:
         """Start an agent."""
         self.manager = Manager()
-        pools = NodePools.of(Pool.named("default", "0-15"), cpu_manager=self.settings)
+        pools = NodePools.of(Pool.named("default", "0-31"), cpu_manager=self.settings)
         self.manager.reconfigure(pools, MACHINE)
         self.manager.observe(pods=self.pods())
         self.manager.observe_containers(
@@ -104,7 +104,7 @@ class Resizes(RuleBasedStateMachine):
 
     @rule(name=names, count=more)
     def shrink(self, name: str, count: int) -> None:
-        self.resize(name, max(0, self.asked[name] - count))
+        self.resize(name, max(1, self.asked[name] - count))
 
     def resize(self, name: str, count: int) -> None:
         before = self.manager.snapshot()
