@@ -2,13 +2,14 @@
 
 What becomes of such a pod moves no container of another pod. Its containers need a look when they
 run on wrong CPUs. Its listing, its states and its end can wait, and the agent looks at them
-together. This holds only under a policy that says so (`sharers_stay`). Other policies give CPUs by
-a pod's class, by its load, or by the answer of a plugin.
+together. Its sandbox, and the end of its containers, leave the decisions as they are. This holds
+only under a policy that says so (`sharers_stay`). Other policies give CPUs by a pod's class, by its
+load, or by the answer of a plugin.
 """
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
@@ -18,8 +19,9 @@ from cpupool.core.workloads import Container, Pod
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from cpupool.core.workloads import RuntimeContainer
     from cpupool.manager.facts import NodeFacts
-    from cpupool.manager.resolve import Snapshot
+    from cpupool.manager.resolve import Resolution, Snapshot
 
 _STATES: Final = {"running", "finished", "ending", "ends_s"}
 _SPEC: Final = attrgetter(*({field.name for field in fields(Pod)} - _STATES - {"containers"}))
@@ -77,6 +79,33 @@ def moves_nothing(now: Snapshot, listed: Iterable[Pod]) -> bool:
         if any(identifier not in facts.sighted for identifier in named):
             return False
     return all(shares(now, gone) for gone in known.values())
+
+
+def stays(
+    now: Snapshot, new: Iterable[RuntimeContainer], gone: Iterable[RuntimeContainer]
+) -> Resolution | None:
+    """Return the decisions after a change of the runtime's containers; None if one may differ.
+
+    Args:
+        now: what is known.
+        new: the containers and sandboxes that the runtime has in addition.
+        gone: those that it has no longer.
+    """
+    resolution = now.resolution
+    ended = set()
+    for found in (*new, *gone):
+        pod = resolution.pods.get(found.pod)
+        if pod is None or not shares(now, pod):
+            return None
+        ended.add((found.pod, found.id))
+        # A container stays as long as its pod lists it.
+        ended -= {(found.pod, container.id) for container in pod.containers}
+    if any(found.name for found in new):
+        return None
+    if ended.isdisjoint(resolution.containers):
+        return resolution
+    left = {key: placed for key, placed in resolution.containers.items() if key not in ended}
+    return replace(resolution, containers=left)
 
 
 def _knows_all(facts: NodeFacts) -> bool:

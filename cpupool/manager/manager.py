@@ -28,6 +28,7 @@ from cpupool.manager import (
     after_restart,
     believed_annotations,
     choosing,
+    deferrable,
     kept_shared,
     offers,
     ownership,
@@ -215,22 +216,15 @@ class Manager:
             every: whether `found` has all of them.
         """
         with self._changed:
-            seen = {container.id: container for container in found}
-            sighted = seen if every else {**self._facts.sighted, **seen}
-            if sighted != self._facts.sighted:
-                self._take(sightings.joined(replace(self._facts, sighted=sighted)))
+            seen, before = {container.id: container for container in found}, self._facts.sighted
+            self._sight(seen if every else {**before, **seen})
 
     def forget_containers(self, ids: Iterable[ContainerID]) -> None:
         """Forget containers and sandboxes that the container runtime no longer has."""
         with self._changed:
-            gone = self._facts.sighted.keys() & set(ids)
-            if gone:
-                left = {
-                    key: container
-                    for key, container in self._facts.sighted.items()
-                    if key not in gone
-                }
-                self._take(sightings.joined(replace(self._facts, sighted=left)))
+            gone, before = set(ids), self._facts.sighted
+            if not gone.isdisjoint(before):
+                self._sight({key: found for key, found in before.items() if key not in gone})
 
     def accept(self, found: DevicesByContainer) -> None:
         """Take the kubelet's device assignments.
@@ -541,6 +535,21 @@ class Manager:
         self._lists = offers.lists(facts, resolution, self._held, before, self._generations)
         if offers.numbers(self._lists) != offers.numbers(before):
             self._changed.notify_all()
+
+    def _sight(self, sighted: Mapping[ContainerID, RuntimeContainer]) -> None:
+        """Take the containers and sandboxes of the runtime."""
+        before = self._facts.sighted
+        if sighted == before:
+            return
+        brought = replace(self._facts, sighted=sighted)
+        facts = sightings.joined(brought)
+        new = [found for key, found in sighted.items() if before.get(key) is not found]
+        gone = [found for key, found in before.items() if sighted.get(key) is not found]
+        stays = deferrable.stays(self._now, new, gone) if facts is brought else None
+        if stays is None:
+            self._take(facts)
+        else:
+            self._now = Snapshot(facts, stays)
 
     def _forget_choices(self, held: Mapping[Resource, frozenset[str]]) -> None:
         """Forget the choices for pods that have ended: the kubelet asks again for the next pod."""

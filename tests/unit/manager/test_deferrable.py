@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 
 from cpupool.core.cpu_manager import CPUManager
 from cpupool.core.cpuset import CPUSet
+from cpupool.core.grants import PodOwner
 from cpupool.core.pools import NodePools, Pool
 from cpupool.core.workloads import Container, ContainerID, Pod, QoSClass
-from cpupool.manager import deferrable
+from cpupool.manager import deferrable, resolve, sightings
+from cpupool.manager.choosing import Admission
 from cpupool.manager.manager import Manager
 from tests import builders
 from tests.machines import MACHINES
 from tests.runtimes import reported
+
+if TYPE_CHECKING:
+    from cpupool.core.workloads import RuntimeContainer
+    from cpupool.manager.resolve import Resolution, Snapshot
 
 POOLS = NodePools.of(
     Pool.named("exclusive_a", "2,4"), Pool.named("shared_a", "0"), Pool.named("default", "1")
@@ -93,7 +100,7 @@ def test_nothing_waits_before_an_earlier_agents_choices_are_known() -> None:
     manager = Manager()
     manager.reconfigure(POOLS, MACHINE)
     assert not deferrable.moves_nothing(manager.snapshot(), [PLAIN])
-    manager.observe(pods=[PLAIN])
+    manager.observe(pods=[pod_before(PLAIN)])
     assert not deferrable.shares(manager.snapshot(), PLAIN)
 
 
@@ -134,3 +141,60 @@ def test_another_request_is_looked_at_at_once() -> None:
     assert not deferrable.moves_nothing(
         now, [replace(SHARED, containers=(*SHARED.containers, more))]
     )
+
+
+def sandbox(pod: Pod) -> RuntimeContainer:
+    """Give what the runtime reports of a pod's sandbox."""
+    return reported(pod.cgroup_uid, "", identifier=f"{pod.name}-sandbox")
+
+
+@pytest.mark.parametrize("pod", [PLAIN, SHARED])
+def test_sandboxes_and_ends_of_pods_that_share_leave_the_decisions(pod: Pod) -> None:
+    manager = node(pod, builders.pod("other"))
+    before = manager.snapshot().resolution
+    manager.observe_containers([sandbox(pod)])
+    assert manager.snapshot().resolution is before
+    assert sandbox(pod).id in manager.snapshot().facts.sighted
+    manager.forget_containers([ContainerID(f"{pod.name}-main")])
+    now = manager.snapshot()
+    assert now.resolution.view is before.view
+    assert now.resolution.containers == decided_anew(now).containers
+    assert len(now.resolution.containers) == len(before.containers) - 1
+    manager.forget_containers([sandbox(pod).id])
+    assert manager.snapshot().resolution is now.resolution
+    assert sandbox(pod).id not in manager.snapshot().facts.sighted
+
+
+def test_a_container_stays_as_long_as_its_pod_lists_it() -> None:
+    pod = states(PLAIN, running=True)
+    manager = node(pod)
+    before = manager.snapshot().resolution
+    manager.forget_containers([ContainerID("plain-main")])
+    now = manager.snapshot()
+    assert now.resolution is before
+    assert now.resolution.containers == decided_anew(now).containers
+    manager.observe(pods=[pod_before(PLAIN)])
+    assert not manager.snapshot().resolution.containers
+
+
+def test_a_sandbox_decides_about_a_pod_that_may_own() -> None:
+    owner = pod_before(builders.pod("whole", builders.container(cpu=2000)))
+    manager = node(owner, pools=STATIC, named=False)
+    before = manager.snapshot().resolution
+    assert not before.grants.all
+    manager.observe_containers([sandbox(owner)])
+    assert manager.snapshot().resolution.grants.of(PodOwner(owner.cgroup_uid))
+
+
+def test_an_end_of_a_pod_that_is_not_listed_is_decided_anew() -> None:
+    manager = node()
+    manager.observe_containers([reported(SHARED.uid, identifier="shared-main"), sandbox(SHARED)])
+    assert SHARED.uid in manager.snapshot().resolution.pods
+    manager.forget_containers([ContainerID("shared-main"), sandbox(SHARED).id])
+    assert not manager.snapshot().resolution.pods
+
+
+def decided_anew(now: Snapshot) -> Resolution:
+    """Decide again without earlier decisions."""
+    decided = Admission.of(now.resolution.view)
+    return resolve.resolve(now.facts, sightings.present(now.facts), decided)
