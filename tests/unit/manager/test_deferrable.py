@@ -13,7 +13,7 @@ from cpupool.core.grants import PodOwner
 from cpupool.core.pools import NodePools, Pool
 from cpupool.core.workloads import Container, ContainerID, Pod, QoSClass
 from cpupool.manager import deferrable, resolve, sightings
-from cpupool.manager.choosing import Admission
+from cpupool.manager.choosing import Choices
 from cpupool.manager.manager import Manager
 from tests import builders
 from tests.machines import MACHINES
@@ -196,5 +196,5 @@ def test_an_end_of_a_pod_that_is_not_listed_is_decided_anew() -> None:
 
 def decided_anew(now: Snapshot) -> Resolution:
     """Decide again without earlier decisions."""
-    decided = Admission.of(now.resolution.view)
+    decided = Choices.of(now.resolution.view)
     return resolve.resolve(now.facts, sightings.present(now.facts), decided)
