@@ -288,8 +288,9 @@ class RuntimeContainer:
         answered: the CPUs that a plugin named for it alone, likewise.
         narrowed: those of `answered` that the runtime's CPU list lacks: they are offline, or
             the plugin has taken them since.
-        owns: how many CPUs of its own it asks for by the kubelet's numbers, which an in-place
-            resize changes; 0 for no whole number, None where the numbers do not say.
+        owns: how many CPUs it requests by the kubelet's numbers, which an in-place resize changes;
+            0 for no whole number, None where the numbers do not say. Only an owner of CPUs has so
+            many of its own.
     """
 
     id: ContainerID

@@ -43,9 +43,13 @@ SUITE: Final = "forky"
 """The Debian release whose containerd is taken: 2.1. That of trixie is 1.7."""
 
 _CGROUPS: Final = Path("/sys/fs/cgroup")
-_HOLDER: Final = 'mount -t tmpfs none "$0" && echo ready && cat; :'
+_HOLDER: Final = """
+mount -t tmpfs none "$0" && mount -t tmpfs none /var/lib && ln -s "$1" /var/lib/cpupool &&
+echo ready && cat; :
+"""
 """Ends with its input. The shell stays for the sake of orphans: it waits for each process that
-ends. Images and snapshots are in memory, so that a busy disk delays nothing."""
+ends. Images and snapshots are in memory, so that a busy disk delays nothing. The agent's folder is
+where the agent says that the runtime finds it: containers mount it."""
 
 
 def why_not() -> str:
@@ -201,9 +205,11 @@ class ContainerdHost:
     @contextmanager
     def _namespaces(self) -> Iterator[int]:
         """Make the namespaces, and give the process that holds them."""
+        of_agent = self.folder / "var/lib/cpupool"
+        of_agent.mkdir(parents=True, exist_ok=True)
         command = [
             *("unshare", "--mount", "--pid", "--fork", "--mount-proc"),
-            *("sh", "-c", _HOLDER, str(self._state)),
+            *("sh", "-c", _HOLDER, str(self._state), str(of_agent)),
         ]
         with subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True

@@ -369,7 +369,7 @@ class Session:
         body = nri_pb2.UpdateContainerRequest.FromString(request.payload)
         self._owed[call] = UpdateContainer
         container, asked = self._read(body.pod, body.container), body.linux_resources.cpu
-        owns = _owns(body.pod, body.container, asked if asked.shares.value else None)
+        owns = _owns(asked if asked.shares.value else body.container.linux.resources.cpu)
         return UpdateContainer(call, container, read_cpu(asked), owns)
 
     def _state_change(self, call: int, request: ttrpc_pb2.Request) -> Message | None:
@@ -426,15 +426,15 @@ def _sandbox(pod: nri_pb2.PodSandbox) -> RuntimeContainer | None:
 
 
 def _container(pod: nri_pb2.PodSandbox, container: nri_pb2.Container, names: Names) -> NRIContainer:
-    known = _known(pod, container, names)
+    cpu = container.linux.resources.cpu
     static = pod.annotations.get(_CONFIG_SOURCE, _API) != _API
     return NRIContainer(
         ContainerID(container.id),
-        known,
-        read_cpu(container.linux.resources.cpu),
+        _known(pod, container, names),
+        read_cpu(cpu),
         dict(variable.split("=", 1) for variable in container.env if "=" in variable),
         _STATES.get(container.state, ContainerState.UNKNOWN),
-        0 if static or known is None else known.owns or 0,
+        0 if static or not _is_guaranteed(pod, container) else _owns(cpu) or 0,
         may_own(pod.labels, pod.annotations),
         static=static,
         limits=read_limits(container.linux.resources.memory),
@@ -453,7 +453,7 @@ def _known(
     known = _labelled(pod, container, allocated(annotations, pod.annotations, names))
     if known is None:
         return None
-    known = replace(known, owns=_owns(pod, container))
+    known = replace(known, owns=_owns(container.linux.resources.cpu))
     listed = container.linux.resources.cpu.cpus
     return remembering(known, annotations, pod.annotations, listed, names)
 
@@ -471,28 +471,16 @@ def _labelled(
     return known if known is not None and known.name else None
 
 
-def _owns(
-    pod: nri_pb2.PodSandbox, container: nri_pb2.Container, changed: nri_pb2.LinuxCPU | None = None
-) -> int | None:
-    """Return how many CPUs of its own a container requests, by the kubelet's numbers alone.
+def _owns(cpu: nri_pb2.LinuxCPU) -> int | None:
+    """Return how many CPUs a container requests, by the kubelet's numbers alone.
 
-    The kubelet writes 1024 shares for each requested CPU, and a score of -997 and a cgroup parent
-    without the name of another QoS class for a Guaranteed pod. More than the most shares it cannot
-    write: then only the quota has the number, until an agent lifts it. Sources: kubernetes
-    pkg/kubelet/cm/helpers_linux.go (MilliCPUToShares) and pkg/kubelet/qos/policy.go.
-
-    Args:
-        pod: its pod.
-        container: the container.
-        changed: the numbers that it gets; None for those that it has.
+    The kubelet writes 1024 shares for each requested CPU. More than the most shares it cannot
+    write: then only the quota has the number, until an agent lifts it. Source: kubernetes
+    pkg/kubelet/cm/helpers_linux.go (MilliCPUToShares).
 
     Returns:
         The number; 0 for no whole number, None where the numbers do not say.
     """
-    parent, cpu = pod.linux.cgroup_parent, changed or container.linux.resources.cpu
-    guaranteed = parent and not any(name in parent for name in _OTHER_CLASSES)
-    if not guaranteed or container.linux.oom_score_adj.value != _GUARANTEED_OOM_SCORE_ADJ:
-        return None
     parts, per_cpu = cpu.shares.value, _SHARES_PER_CPU
     if parts == _MOST_SHARES:
         parts, per_cpu = max(0, cpu.quota.value), cpu.period.value
@@ -500,6 +488,18 @@ def _owns(
         return None
     cpus, rest = divmod(parts, per_cpu)
     return 0 if rest else cpus
+
+
+def _is_guaranteed(pod: nri_pb2.PodSandbox, container: nri_pb2.Container) -> bool:
+    """Return whether a pod may be Guaranteed, by the kubelet's numbers alone.
+
+    The kubelet writes a score of -997, and a cgroup parent without the name of another QoS class.
+    Source: kubernetes pkg/kubelet/qos/policy.go.
+    """
+    parent = pod.linux.cgroup_parent
+    if not parent or any(name in parent for name in _OTHER_CLASSES):
+        return False
+    return container.linux.oom_score_adj.value == _GUARANTEED_OOM_SCORE_ADJ
 
 
 def _deadline_s(request: ttrpc_pb2.Request) -> float | None:

@@ -323,10 +323,13 @@ class TestOwnCPUs:
             {"oom_score_adj": 2},
         ],
     )
-    def test_only_a_guaranteed_pod_has_such(
+    def test_only_a_guaranteed_pod_is_waited_for(
         self, session: Session, other: dict[str, object]
     ) -> None:
-        assert self.told(session, self.owning(2048, **other)) is None  # type: ignore[arg-type]
+        container = self.seen(session, self.owning(2048, **other))  # type: ignore[arg-type]
+        assert container.known is not None
+        # A runtime may keep the score from the plugin, and the agent knows its owners.
+        assert (container.known.owns, container.whole_cpus) == (2, 0)
 
     def test_a_static_pod_has_them_and_is_not_waited_for(self, session: Session) -> None:
         pod = Pod(cgroup_parent=PARENT, annotations={"kubernetes.io/config.source": "file"})
