@@ -11,11 +11,11 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.pools import NodePools, Pool
 from cpupool.manager.manager import Manager
 from cpupool.runtime.nri.adapter import NRIRuntime
-from cpupool.runtime.nri.connecting import ConnectionWait, WaitRules
 from cpupool.runtime.nri.conversation import Conversation
 from cpupool.runtime.nri.holding import MissingFacts, Obstacles
 from cpupool.runtime.nri.plugin import NRIPlugin
 from cpupool.runtime.nri.responses import Responses
+from cpupool.runtime.nri.wait_before_connecting import ConnectionWait, WaitRules
 from cpupool.telemetry.health import Health
 from cpupool.telemetry.metrics import Metrics
 from tests import builders

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from cpupool.host.usable_cpus import TopologySource
     from cpupool.loops.telemetry import Telemetry
     from cpupool.manager.manager import Manager
-    from cpupool.manager.pool_difference import PoolDifference
+    from cpupool.manager.pool_edit_report import PoolDifference
     from cpupool.manager.usage import PoolUsage
 
 log = logs.get(__name__)

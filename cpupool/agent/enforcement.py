@@ -40,11 +40,11 @@ from cpupool.manager import resizing
 from cpupool.manager.learner import Learner
 from cpupool.runtime.cri import CRI
 from cpupool.runtime.nri.adapter import NRIRuntime
-from cpupool.runtime.nri.connecting import ConnectionWait
 from cpupool.runtime.nri.conversation import Conversation
 from cpupool.runtime.nri.holding import Obstacles
 from cpupool.runtime.nri.plugin import NRIPlugin
 from cpupool.runtime.nri.responses import Responses
+from cpupool.runtime.nri.wait_before_connecting import ConnectionWait
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence

@@ -12,8 +12,8 @@ from cpupool.core.cgroups import Writer
 from cpupool.host.kubelet_file import KubeletFiles
 from cpupool.manager.ports import PodSource
 from cpupool.qrm.resource_manager import PluginSettings
-from cpupool.runtime.nri.connecting import WaitRules
 from cpupool.runtime.nri.holding import MissingFacts
+from cpupool.runtime.nri.wait_before_connecting import WaitRules
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

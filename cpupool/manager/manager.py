@@ -41,7 +41,7 @@ from cpupool.manager.allocation import Allocation
 from cpupool.manager.choosing import Choices
 from cpupool.manager.facts import NodeFacts
 from cpupool.manager.mirror_pods import Identity
-from cpupool.manager.pool_difference import PoolDifference
+from cpupool.manager.pool_edit_report import PoolDifference
 from cpupool.manager.pools_in_force import in_force, of_edit, of_restart
 from cpupool.manager.resolve import Snapshot
 from cpupool.policies.base import ChoiceRequest

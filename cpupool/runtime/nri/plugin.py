@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from cpupool.loops.telemetry import Telemetry
     from cpupool.runtime.nri.adapter import NRIRuntime
-    from cpupool.runtime.nri.connecting import ConnectionWait
     from cpupool.runtime.nri.conversation import Conversation
+    from cpupool.runtime.nri.wait_before_connecting import ConnectionWait
 
 log = logs.get(__name__)
 

@@ -11,7 +11,7 @@ import pytest
 from cpupool.api import nri_pb2
 from cpupool.core.cgroups import FoundContainer
 from cpupool.core.workloads import ContainerID
-from cpupool.runtime.nri.connecting import WaitRules
+from cpupool.runtime.nri.wait_before_connecting import WaitRules
 from tests.nri_agents import OWNER, PLAIN, Agent, of
 from tests.nri_runtime import FakeRuntime
 from tests.waiting import eventually

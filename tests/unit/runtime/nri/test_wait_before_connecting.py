@@ -16,8 +16,8 @@ from cpupool.core.names import Names
 from cpupool.core.workloads import ContainerID
 from cpupool.manager.manager import Manager
 from cpupool.runtime.nri.adapter import NRIRuntime
-from cpupool.runtime.nri.connecting import ConnectionWait, WaitRules
 from cpupool.runtime.nri.connection import Launch
+from cpupool.runtime.nri.wait_before_connecting import ConnectionWait, WaitRules
 from cpupool.telemetry.metrics import Metrics
 from tests import builders
 
