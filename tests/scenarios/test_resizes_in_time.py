@@ -121,13 +121,13 @@ class Life:
 
     def sweep(self) -> None:
         """Let the kernel move the containers, and the agent read them back and tell them."""
+        self.keeper.step()
         while (wanted := self.wanted) != self.runs.get(APP):
             if wanted < self.runs.get(APP, wanted):
                 self.narrowed.append((self.now_s, len(wanted)))
             self.runs = {APP: wanted}
             self.manager.settle(self.runs)
             self.keeper.step()
-        self.keeper.step()
         document = json.loads((self.folder / "cpus.json").read_text())
         self.told.append(document["generation"])
         assert CPUSet.parse(document["cpus"]) == wanted
