@@ -20,6 +20,7 @@ TOPOLOGY = Topology(sockets=2, cores=4, threads=2, nodes=2)
             (
                 "tests/vm/guest_node.py",
                 "tests/vm/guest_koordinator.py",
+                "tests/vm/guest_dynamic.py",
                 "tests/vm/guest_memory.py",
                 "tests/vm/guest_properties.py",
                 "tests/vm/guest_offline.py",
