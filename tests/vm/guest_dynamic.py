@@ -46,15 +46,9 @@ def run(world: World, name: str, cpu: str, notice_s: int) -> PodUID:
     """Start a pod with a container of its name; return the pod's UID."""
     limits = {"cpu": cpu, "memory": "1Gi"}
     container = {"name": name, "resources": {"limits": limits, "requests": limits}}
-    annotations = {"nokia.k8s.io/cpu-notice-seconds": str(notice_s)}
-    start(
-        world,
-        {
-            "metadata": {"name": name, "annotations": annotations},
-            "spec": {"containers": [container]},
-        },
-    )
-    eventually(lambda: world.node.try_again() is None and not world.node.held(), "a start")
+    metadata = {"name": name, "annotations": {"nokia.k8s.io/cpu-notice-seconds": str(notice_s)}}
+    start(world, {"metadata": metadata, "spec": {"containers": [container]}})
+    served(world)
     (uid,) = (pod.uid for pod in world.node.pods() if pod.name == name)
     return uid
 
