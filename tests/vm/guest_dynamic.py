@@ -16,6 +16,7 @@ from cpupool.host.cgroupfs import hierarchy
 from cpupool.host.root import HostRoot
 from cpupool.local.cgroups import RealCgroups
 from tests.scenarios.test_embedded_node import living
+from tests.vm.guest_koordinator import served
 from tests.vm.inside import figure, runs_on, start
 from tests.waiting import eventually
 
