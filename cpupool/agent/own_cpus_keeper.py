@@ -1,11 +1,11 @@
-"""The keeper of own CPUs tells containers of changes of their CPUs, and keeps the notice.
+"""The keeper of own CPUs announces changes of their CPUs to containers, and keeps the notice.
 
-A container that gives CPUs back reads in its folder which CPUs these are, and when they are taken
-at the earliest. The keeper writes the folder first and begins the delay then. After the delay the
-container is narrowed, and when the kernel has the CPUs, the folder tells that the change is
-complete. Where CPUs come, the kernel has them first, and one notice follows.
+A container that loses CPUs reads in its folder which CPUs these are, and the earliest time of the
+loss. The keeper first writes the folder, and begins the notice then. After the notice the keeper
+narrows the container. When the kernel has the CPUs, the keeper writes into the folder that the
+change is complete. If a container gets CPUs, the keeper writes the folder when the kernel has them.
 
-A folder that cannot be written does not prolong a delay: a full disk keeps no CPU from others.
+If the keeper cannot write a folder, the notice still ends: a full disk keeps no CPU from others.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The CPUs of the default pool, on which the containers without a pool run.
 
 * The pool file has a default pool: `declared` returns its CPUs.
-* The pool file has none: `declared` returns each CPU that no pool uses. The idle siblings of
-  exclusive cores belong to no pool, and are used.
-* None of these CPUs can be used now: `substitute` returns others.
+* The pool file has none: `declared` returns each CPU that no pool uses. An exclusive pool also uses
+  the siblings of its CPUs.
+* Containers can use none of these CPUs now: `substitute` returns others.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Grants: the CPUs that each owner has of its own, and the program that granted them.
 
-An exclusive CPU has one owner: `Grants` refuses anything else. A pod's grant has a part for each
-container; parts overlap where an init container ends before other containers start.
+A CPU has at most one owner: `Grants` refuses a second. A pod's grant has a part for each container.
+Two parts have the same CPUs if an init container ends before the other container starts.
 """
 
 from __future__ import annotations

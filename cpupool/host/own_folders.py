@@ -1,8 +1,11 @@
-"""The folder in which a container finds its own CPUs, while these may change.
+"""The folder in which a container finds its own CPUs, if a resize can change them.
 
-It is below the state folder, `self/<pod's UID>/<container>`, and is mounted into the container:
-`cpus` has the CPUs in force, `assigned` the CPUs that it must have, and `cpus.json` both with the
-change between them.
+The folder is `self/<pod's UID>/<container>` below the state folder. The runtime mounts it into the
+container. It has three files:
+
+* `cpus`: the CPUs in force;
+* `assigned`: the CPUs that the container must have;
+* `cpus.json`: both lists, and the change between them.
 """
 
 from __future__ import annotations

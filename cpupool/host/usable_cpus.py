@@ -1,23 +1,24 @@
-"""The machine without the CPUs that its cgroups keep from containers.
+"""The machine without the CPUs that cgroups withhold from containers.
 
 Kernel documents: Documentation/admin-guide/cgroup-v2.rst, section "Cpuset Interface Files", and
 Documentation/admin-guide/cgroup-v1/cpusets.rst.
 
-On version 2 a container can have the CPUs in `cpuset.cpus.effective` of kubepods, and those of
-isolated partitions that are containers (`host/isolated_partitions.py`). A CPU is missing there if
-another cgroup is a partition with it (as by `CPUSetPartition=` of systemd), or if kubepods or a
-cgroup above has a smaller `cpuset.cpus`. A container whose CPUs are all missing runs on the CPUs of
-its parent, which include those of other pods.
+On version 2 a container can have the CPUs in `cpuset.cpus.effective` of kubepods, and the CPUs of
+containers that are isolated partitions (`host/isolated_partitions.py`). Kubepods lacks a CPU in two
+cases: another cgroup is a partition and has this CPU (systemd: `CPUSetPartition=`); or the
+`cpuset.cpus` of kubepods, or of a cgroup above it, lacks this CPU. If a container has lost all its
+CPUs, it runs on the CPUs of its parent, which include CPUs of other pods.
 
-The kernel sends no event about lost CPUs. It does send one about the write that makes a partition
-or a smaller set (inotify(7)). A cgroup can be such a partition only if it is directly below the
-base, or if one above it is or hands its CPUs down (`cpuset.cpus.exclusive`). So the watch sees the
-first level alone, and the owner looks often while there is more to see.
+The kernel sends no event about lost CPUs. But it sends an event about the write that makes a
+partition or a smaller set (inotify(7)). A partition is directly below the base, or a cgroup above
+it is a partition, or a cgroup above it hands its CPUs down (`cpuset.cpus.exclusive`). So the watch
+has only the first level. While deeper cgroups can take CPUs, the watch's owner also looks often.
 
 On version 1 the cgroups above kubepods (`--cgroup-root`) limit what a container can have. The
-kernel takes an offline CPU out of every set but the base's, for good. So a set that lacks a CPU
-which has just come back online is no limit: the agent adds the CPU again (`CgroupFS.make_room`). It
-does the same in kubepods and below, which only the kubelet and the kernel write.
+kernel removes an offline CPU from every set except that of the base, and never adds it again. So a
+set without a CPU that has just come back online is no limit: the agent adds the CPU to the set
+(`CgroupFS.make_room`). It does the same in kubepods and below. Only the kubelet and the kernel
+write these sets.
 """
 
 from __future__ import annotations

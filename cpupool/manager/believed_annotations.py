@@ -1,15 +1,15 @@
-"""The annotations of Allocate's responses that the agent believes before the kubelet's records.
+"""The annotations that the agent believes until a record of the kubelet names the devices.
 
-The annotation of a container names the devices that a response to Allocate gave to it. It is a hint
-(ADR 0018): a pod's author may have written it. The agent believes it if
+The annotation of a container names the devices that a response to Allocate gave to the container.
+It is a hint (ADR 0018), because the pod's author may have written it. The agent believes it if
 
 * the container requests as many devices of the resource,
 * no record of the kubelet names devices of this resource for the container,
 * Allocate gave exactly these devices (`promises.gave`), and no other pod has one of them,
 * and no record of the kubelet contradicts it later (`corrected`).
 
-`core/devices.py` reads the annotation (`allocated`). Another annotation has the CPUs that a policy
-chose: `after_restart.py`.
+`core/devices.py` reads the annotation (`allocated`). `after_restart.py` reads another annotation:
+the CPUs that a policy chose.
 """
 
 from __future__ import annotations

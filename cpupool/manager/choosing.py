@@ -1,26 +1,25 @@
 """The grants of CPUs that the node's CPU manager policy gives to containers.
 
-A choice depends on earlier choices, so the agent makes it once, for a whole pod, and keeps it until
-the pod has ended. The placement of each container follows from the grants (`resolve`).
+A choice depends on earlier choices. So the agent chooses once for a whole pod, and keeps the choice
+until the pod has ended. The placement of each container follows from the grants (`resolve`).
 
 Theory of operation. `choose` takes the facts and the earlier grants. It goes through the pods that
 have no choice yet, the oldest first. For each pod:
 
-1. `_ChoiceKey` has the facts about the pod on which its choice depends. On the same grants, pods
-   with equal keys fail for the same reason. So `choose` tries a key again only after the grants
-   have changed.
-2. `_attempted` waits for the kubelet if the CPUs must lie near devices that it has not named. It
+1. `_ChoiceKey` has the facts about the pod that decide its choice. If the grants are the same, two
+   pods with equal keys fail for the same reason. So `choose` tries a key again only after the
+   grants have changed.
+2. If the CPUs must lie near devices, `_attempted` waits until the kubelet has named the devices. It
    also refuses a choice that takes CPUs from an older pod (`CPUsAwaited`, step 5).
-3. `_plans` yields plans: an order of the pod's containers, and whether all lie on the same NUMA
-   nodes. Containers that run at different times can have the same CPUs, so the order decides how
-   many CPUs the pod owns. `_chosen` takes the plan with the fewest.
+3. `_plans` yields plans. A plan has an order of the pod's containers, and says whether all of them
+   lie on the same NUMA nodes. Containers that run at different times can have the same CPUs, so the
+   order decides how many CPUs the pod owns. `_chosen` takes the plan with the fewest CPUs.
 4. `_with` gives one container its CPUs. The policy narrows the request by its own rules, `aligning`
    adds the NUMA nodes of other resources, the policy chooses (`_choice`), and `guard` checks the
-   choice. The result is a new state (`_Choosing`), in which the next container sees these CPUs as
-   owned.
-5. A pod that does not fit gets a `Refusal`. `onMisfit` decides whether it waits or shares. It is
-   reachable if it would fit without the pods that are ending: it then keeps its place before later
-   pods.
+   choice. The result is a new state (`_Choosing`), in which these CPUs have an owner.
+5. A pod that does not fit gets a `Refusal`. `onMisfit` decides whether the pod waits or shares. The
+   refusal is reachable if the pod fits without the pods that are ending. Such a pod keeps its place
+   before later pods.
 
 `offered` makes the first steps of the same choice in advance, for the questions to plugins.
 """

@@ -1,9 +1,9 @@
-"""A container that runs gets more or fewer CPUs of its own: an in-place resize.
+"""An in-place resize: a running container gets more or fewer CPUs of its own.
 
-The runtime's request changes a grant (`resized`). CPUs that the container gets are its own at once.
-CPUs that it loses stay in force while its notice lasts; then it must leave them, and they stay its
-own until the kernel reports that it has. One change of a container is complete before the next
-takes CPUs that it is leaving.
+A call of the runtime changes a grant (`resized`). The container owns new CPUs at once. CPUs that it
+loses stay in force during its notice. After the notice the container must leave them, and it owns
+them until the kernel reports that it has left. While the agent waits for this report, `resized`
+refuses a further resize of the container.
 
 Sources: KEP-1287 (in-place resize), KEP-5554 (the baseline), KEP-6122 (the delay).
 """

@@ -1,41 +1,47 @@
-"""The conversation with plugins as one table: every question, and the state that it is in.
+"""The conversation with plugins as one table: every question, and its state.
 
-A question is what one container requests of one resource. All that the agent knows of questions,
-and of their containers and pods, stands here; the modules that ask plugins, or report, read it.
+A question is what one container requests of one resource. This table has all that the agent knows
+about questions, and about their containers and pods. The modules that ask plugins, or report, read
+the table.
 
 Theory of operation
 ===================
 
-A question is in three states at one time, each with a table of its own:
+A question has three states at one time. Each state has a table of its own:
 
-1. `Call`: what its plugin is asked now. One call at a time is about a question.
-2. `Has`: which answer its container has. It outlives the agent, and the next call: a plugin is
-   asked again for a request that has grown, and until it answers the answer before stays.
-3. `Start`: how far its plugin has prepared the next start of the container. Most plugins prepare
+1. `Call`: what the agent asks the plugin now. A question has one call at a time.
+2. `Has`: which answer the container has. The answer stays over a restart of the agent, and over
+   the next call: if the request grows, the agent asks again, and the earlier answer stays until the
+   plugin has answered.
+3. `Start`: how far the plugin has prepared the next start of the container. Most plugins prepare
    none, and the state stays FREE.
 
-Its pod is in a fourth, `Stay`. The longest way of a question, as `(call, has, start)`:
+The pod has a fourth state, `Stay`. The longest way of a question, as `(call, has, start)`:
 
     (QUIET, NOTHING, FREE)        a container requests a resource
-    (HINTS_ASKED, NOTHING, FREE)  ASK_HINTS: which NUMA nodes can serve it?
-    (HINTED, NOTHING, FREE)       HEARD: the hints of all its resources are merged
-    (ASKED, PERHAPS, FREE)        ASK: what does it get there?
-    (QUIET, PERHAPS, DUE)         ANSWERED; MUST_PREPARE, by a plugin that prepares starts
-    (QUIET, VALID, DUE)          GOOD: the answer keeps the rules
-    (PREPARING, VALID, DUE)      PREPARE
-    (QUIET, VALID, READY)        PREPARED: only now the answer is a fact
-    (QUIET, VALID, USED)         START: the container runs
-    GONE                          END for its pod; FORGET, once its plugins have forgotten it
+    (HINTS_ASKED, NOTHING, FREE)  ASK_HINTS: which NUMA nodes can serve the container?
+    (HINTED, NOTHING, FREE)       HEARD: these hints wait for the hints of its other resources
+    (ASKED, PERHAPS, FREE)        ASK: what does the container get on these NUMA nodes?
+    (QUIET, PERHAPS, DUE)         ANSWERED, then MUST_PREPARE if the plugin prepares starts
+    (QUIET, VALID, DUE)           GOOD: the answer keeps the rules
+    (PREPARING, VALID, DUE)       PREPARE: the agent asks the plugin to prepare the start
+    (QUIET, VALID, READY)         PREPARED: only now the answer is a fact
+    (QUIET, VALID, USED)          START: the container runs
+    GONE                          END of its pod, then FORGET: its plugins have forgotten the pod
 
-An event moves each state whose table knows it: ASK moves `Call` and `Has`. An event that a table
-knows, but not in the present state, is `Impossible`, and moves nothing.
+An event moves each state whose table has the event: ASK moves `Call` and `Has`. If a table has the
+event, but not in the present state, the event is `Impossible`, and moves nothing.
 
-Three rules are about several questions. A plugin that is replaced answers no call: LOST ends them,
-and the other one is asked anew. Hints stand together: a refusal makes those of the whole pod STALE,
-and its containers are asked after a pause. A call about a pod that is forgotten still ends (LEFT);
-an answer to ASK is taken, as the plugin holds something again, and is asked to forget it again.
+Three rules are about several questions:
 
-The table knows no thread and no socket, and one clock, which is monotonic.
+* A plugin that another plugin replaces answers no call. LOST ends its calls, and the agent asks the
+  other plugin.
+* The hints of a pod belong together. A refusal makes all of them STALE, and the agent asks about
+  the pod's containers again after a pause.
+* A call about a forgotten pod still ends (LEFT). The table takes an answer to ASK, because the
+  plugin then has the pod again. The agent asks the plugin once more to forget the pod.
+
+The table uses no thread and no socket. Its only clock is monotonic.
 """
 
 from __future__ import annotations

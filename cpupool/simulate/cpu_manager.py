@@ -1,8 +1,8 @@
-"""A simulated CPU manager: the CPUs that its policy gives out, and the pods that own some.
+"""A simulated CPU manager: the CPUs that its policy gives to pods, and the pods that own CPUs.
 
-The decisions are the agent's, in `manager/choosing.py`. As on a node, a pod that does not fit waits
-until it fits; or, with `onMisfit: fail`, it is refused. A resize that does not fit is refused once:
-no kubelet tries it again.
+`manager/choosing.py` decides, as in the agent. As on a node, a pod that does not fit waits until it
+fits. With `onMisfit: fail` the CPU manager refuses the pod. A resize that does not fit has only one
+try, because no kubelet repeats it here.
 """
 
 from __future__ import annotations

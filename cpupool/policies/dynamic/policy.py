@@ -1,7 +1,7 @@
-"""The policy `dynamic`: as `static`, and an in-place resize changes the CPUs of a container.
+"""The policy `dynamic`: `static` with in-place resizes that change the CPUs of a container.
 
-A container keeps its baseline, the CPUs with which it began, because an application may have pinned
-threads there at its start (KEP-5554, which the kubelet does not have yet).
+A container keeps its baseline: the CPUs with which it began. An application may have pinned threads
+there at its start (KEP-5554, which the kubelet does not have yet).
 """
 
 from __future__ import annotations

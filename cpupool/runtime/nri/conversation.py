@@ -1,11 +1,12 @@
-"""The conversation with the container runtime: it takes the reports, and answers the requests.
+"""The conversation with the container runtime: it takes the reports, and answers the calls.
 
-Every response comes from known facts: the container's own annotations, then memory. If the kubelet
-has not named the devices yet, the conversation asks the cpusetter for them, and the response waits,
-for a part of the time after which a runtime drops a plugin. A response waits in the same way while
-another pod still has the container's CPUs. No response needs the API server.
+Every response comes from known facts: first the container's own annotations, then the facts in
+memory. If the kubelet has not named the devices yet, the conversation asks the cpusetter for them,
+and the response waits. It waits for a part of the time after which a runtime drops a plugin. A
+response waits in the same way while another pod still has the container's CPUs. No response needs
+the API server.
 
-Containerd ignores a failed update of another container, so the plugin reads the cgroups again
+Containerd ignores a failed update of another container. So the plugin reads the cgroups again
 before the first instruction of a container with CPUs of its own.
 """
 

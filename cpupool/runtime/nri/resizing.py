@@ -1,7 +1,7 @@
-"""The resize that an update asks for: the kubelet changes the request of a running container.
+"""The resize in an update: the kubelet changes the request of a running container.
 
-The number of CPUs in the update counts, and not the pod: its spec has what its author wishes, and
-the kubelet may not have granted that.
+The update says how many CPUs the container gets. The pod's spec only has the number that its author
+wishes: the kubelet may not have allowed this number.
 """
 
 from __future__ import annotations
