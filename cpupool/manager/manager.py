@@ -512,7 +512,8 @@ class Manager:
         earlier = self._read()
         pods = earlier.resolution.view.pods
         choices = decided or Choices.of(earlier.resolution.view)
-        if decided or all_run or not resolve.owners_stay(earlier, facts):
+        stay = resolve.owners_stay(earlier, facts)
+        if decided or all_run or not stay or any(resizing.unanswered(facts, choices.grants)):
             pods = sightings.present(facts)
             grants = ownership.settle(facts, pods, choices.grants)
             choices = replace(choices, grants=grants)

@@ -220,7 +220,7 @@ def followed(facts: NodeFacts, pods: tuple[Pod, ...], before: Choices) -> Choice
     not fit changes nothing.
     """
     grants = before.grants
-    for ref, count in _unanswered(facts, grants) if facts.policy.resizes else ():
+    for ref, count in unanswered(facts, grants):
         try:
             grants = resized(facts, choosing.view(facts, pods, grants, before), ref, count)
         except PlacementError:
@@ -228,7 +228,10 @@ def followed(facts: NodeFacts, pods: tuple[Pod, ...], before: Choices) -> Choice
     return before if grants is before.grants else replace(before, grants=grants)
 
 
-def _unanswered(facts: NodeFacts, grants: Grants) -> Iterator[tuple[ContainerRef, int]]:
+def unanswered(facts: NodeFacts, grants: Grants) -> Iterator[tuple[ContainerRef, int]]:
+    """Yield the containers whose request in the runtime is not what they have, with its CPUs."""
+    if not facts.policy.kind.resizes:
+        return
     requested: defaultdict[ContainerRef, set[int]] = defaultdict(set)
     for sighted in facts.sighted.values():
         if sighted.owns:
@@ -282,15 +285,15 @@ class OwnCPUs:
 
 
 def own_cpus(now: Snapshot, runs: Mapping[ContainerRef, CPUSet]) -> Mapping[ContainerRef, OwnCPUs]:
-    """Return the CPUs of the containers whose own CPUs a resize can change.
+    """Return the CPUs of the containers whose own CPUs a resize can change, or has changed.
+
+    A notice ends under every policy: it may have begun before an edit of the pool file.
 
     Args:
         now: the facts and the decisions.
         runs: container → the CPUs that its cgroup has, of those that run.
     """
     facts, resolution = now
-    if not facts.policy.resizes:
-        return {}
     online = resolution.online
     found: dict[ContainerRef, OwnCPUs] = {}
     for uid, grant in resolution.view.chosen.items():
@@ -298,6 +301,8 @@ def own_cpus(now: Snapshot, runs: Mapping[ContainerRef, CPUSet]) -> Mapping[Cont
         if pod is None:
             continue
         for name in grant.parts:
+            if not (facts.policy.kind.resizes or name in grant.baselines):
+                continue
             ref, in_force = ContainerRef(uid, name), grant.in_force(name)
             found[ref] = OwnCPUs(
                 grant.parts[name],
@@ -314,6 +319,13 @@ def notice_s(facts: NodeFacts, pod: Pod) -> int:
     """Return how long the containers of a pod may stay on CPUs that they lose."""
     most_s = facts.pools.cpu_manager.max_notice_s
     return most_s if pod.notice_s is None else min(pod.notice_s, most_s)
+
+
+def changes_cpus(now: Snapshot) -> bool:
+    """Return whether a container's own CPUs can change, or have changed, while it runs."""
+    facts, resolution = now
+    chosen = resolution.view.chosen.values()
+    return facts.policy.kind.resizes or any(grant.baselines for grant in chosen)
 
 
 def runs_on(
