@@ -209,6 +209,17 @@ def test_whole_cores_stay_whole() -> None:
     assert node.runs_on() == "2-5"
 
 
+@pytest.mark.parametrize("aligned", [TopologyPolicy.NONE, TopologyPolicy.BEST_EFFORT])
+def test_a_half_of_a_core_is_passed_over_although_it_is_nearer(aligned: TopologyPolicy) -> None:
+    """CPU 1 is on the core of the reserved CPU 0, and on the NUMA node of the application."""
+    whole = StaticOptions(full_pcpus_only=True)
+    settings = replace(DYNAMIC, options=whole, topology_policy=aligned)
+    node = Node(app(2, "aa"), app(2), app(2, "bb"), app(2, "cc"), settings=settings)
+    assert (node.runs_on(), str(node.owned)) == ("4-5", "2-9")
+    node.resize(4)
+    assert node.runs_on() == "4-5,10-11"
+
+
 def test_a_container_that_shares_is_not_resized() -> None:
     node = Node(builders.pod("app", builders.container("app", cpu=1500)))
     with pytest.raises(PlacementError, match="no CPUs of its own"):
