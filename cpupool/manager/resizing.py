@@ -11,6 +11,7 @@ Sources: KEP-1287 (in-place resize), KEP-5554 (the baseline), KEP-6122 (the dela
 from __future__ import annotations
 
 from collections import defaultdict
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import takewhile
@@ -51,7 +52,9 @@ class ResizeRefused(PlacementError):
         super().__init__(f"{what}; {remedy}", what)
 
 
-def resized(facts: NodeFacts, seen: NodeView, ref: ContainerRef, count: int) -> Grants:
+def resized(
+    facts: NodeFacts, seen: NodeView, ref: ContainerRef, count: int, *, runs: bool = True
+) -> Grants:
     """Return the grants after a resize of one container.
 
     Args:
@@ -59,6 +62,7 @@ def resized(facts: NodeFacts, seen: NodeView, ref: ContainerRef, count: int) -> 
         seen: the policies' view of the node.
         ref: the container.
         count: how many CPUs of its own it requests; 0 for no whole number.
+        runs: whether it runs, so that it may have pinned threads where it began.
 
     Raises:
         PlacementError: the container keeps the CPUs that it has.
@@ -68,7 +72,25 @@ def resized(facts: NodeFacts, seen: NodeView, ref: ContainerRef, count: int) -> 
     if pod is None or grant is None or not _resizable(grant, ref.name):
         what = "the CPU manager policy has given it no CPUs of its own"
         raise ResizeRefused(what, "create the pod again with the new request")
-    return _Resize(facts, seen, pod, grant, ref.name, count).grants()
+    return _Resize(facts, seen, pod, grant, ref.name, count, runs=runs).grants()
+
+
+def begun(facts: NodeFacts, seen: NodeView, ref: ContainerRef, count: int) -> Grants:
+    """Return the grants before a container is created: it has what it requests, without a notice.
+
+    A request that does not fit changes nothing: then it has as many CPUs as before.
+    """
+    grants = seen.grants
+    if not facts.policy.kind.resizes:
+        return grants
+    if count:
+        with suppress(PlacementError):
+            grants = resized(facts, seen, ref, count, runs=False)
+    grant = grants.chosen.get(ref.pod)
+    leaving = grant.leaving.get(ref.name) if grant else None
+    if grant and leaving and leaving.in_force:
+        return grants.replacing(grant.narrowed(ref.name))
+    return grants
 
 
 def _resizable(grant: Grant, name: str) -> bool:
@@ -86,6 +108,7 @@ class _Resize:
         grant: the pod's grant.
         name: the container.
         count: how many CPUs of its own it requests; 0 for no whole number.
+        runs: whether it runs.
     """
 
     facts: NodeFacts
@@ -94,6 +117,7 @@ class _Resize:
     grant: Grant
     name: str
     count: int
+    runs: bool = True
 
     @property
     def has(self) -> CPUSet:
@@ -149,7 +173,7 @@ class _Resize:
         baseline = self.grant.baseline(self.name)
         if self.count >= len(baseline):
             return self._request(self.has - baseline, baseline)
-        if self.pod.cpu_moves is CPUMoves.ANY:
+        if self.pod.cpu_moves is CPUMoves.ANY or not self.runs:
             return self._request(self.has & baseline, CPUSet())
         what = f"it requests cpu {self.count}, and keeps the CPUs {baseline} with which it began"
         word = "annotate its pod with cpu-moves: any, if the application can leave them"

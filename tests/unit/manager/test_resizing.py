@@ -257,6 +257,30 @@ def test_a_container_that_starts_again_has_its_new_request_at_its_creation() -> 
     assert node.runs_on() == "2-5"
 
 
+def test_a_container_that_begins_anew_leaves_at_once_what_it_gives_back() -> None:
+    node = Node(app(4))
+    node.resize(6)
+    node.resize(5)
+    node.manager.begin(APP, 5)
+    assert (node.said, node.runs_on()) == (("1-5", "1-5", "2-5"), "1-5")
+    node.read_back("")
+    assert str(node.owned) == "1-5"
+
+
+def test_a_container_that_begins_anew_keeps_no_baseline() -> None:
+    node = Node(app(4))
+    node.manager.begin(APP, 2)
+    assert (node.said, node.runs_on()) == (("2-3", "2-3", "2-3"), "2-3")
+
+
+@pytest.mark.parametrize("count", [0, 4, 40])
+def test_what_a_container_that_begins_anew_cannot_have_changes_nothing(count: int) -> None:
+    node = Node(app(4))
+    before = node.manager.snapshot()
+    node.manager.begin(APP, count)
+    assert node.manager.snapshot() == before
+
+
 def test_a_notice_ends_although_another_policy_has_come_meanwhile() -> None:
     node = Node(app(2))
     node.resize(4)
