@@ -59,7 +59,7 @@ def recover(
         grants = Grants({key: each for key, each in grants.all.items() if each not in of_kubelet})
         with_cgroup = {container.pod for container in found}
         recorded = _plausible(facts, before, found, recorded)
-        annotated = _annotated(facts, before, recorded)
+        annotated = _annotated(facts, before, recorded, found)
         for claim in (*annotated, *_recorded(facts, before, recorded, with_cgroup)):
             grants = _granted(facts, grants, claim)
         grants = grants.adding(of_kubelet)
@@ -131,16 +131,23 @@ def _recorded(
             yield _Claim(uid, pod, parts, _sharing(facts, pod, recorded, uid), changes)
 
 
-def _annotated(facts: NodeFacts, before: NodeView, recorded: State) -> Iterator[_Claim]:
+def _annotated(
+    facts: NodeFacts, before: NodeView, recorded: State, found: Iterable[FoundContainer]
+) -> Iterator[_Claim]:
     """Yield the claims of annotations, pods by their age.
 
     An annotation has the CPUs of one container. Whether its pod has them as a whole is in the
-    record, or follows from containers that run beside each other on one CPU.
+    record, or follows from containers that run beside each other on one CPU. A container that runs
+    on fewer CPUs, as many as it requests in the runtime, has given the others back.
     """
+    runs = {(each.pod, ContainerID(each.id)): each.cpus for each in found}
     living: defaultdict[str, dict[str, CPUSet]] = defaultdict(dict)
     for sighted in facts.sighted.values():
         if sighted.chosen:
-            living[sighted.pod][sighted.name] = sighted.chosen
+            has_now = CPUSet.parse_or_empty(runs.get((sighted.pod, sighted.id), ""))
+            shrunk = sighted.owns == len(has_now) and has_now < sighted.chosen
+            given_back = shrunk and facts.policy.kind.resizes
+            living[sighted.pod][sighted.name] = has_now if given_back else sighted.chosen
     for pod in oldest_first(before.pods):
         if not (has := living.get(pod.cgroup_uid)):
             continue

@@ -405,6 +405,12 @@ def test_a_shrink_is_believed_although_another_program_has_written_the_cgroup() 
     assert (again.owned, again.own.baseline) == (node.owned, node.own.baseline)
 
 
+def test_without_a_record_a_container_takes_nothing_back_that_it_gave() -> None:
+    node = Node(app(4, cpu_moves=CPUMoves.ANY))
+    node.resize(2)
+    assert Restarted(node, "2-3", annotated="2-5", record=False).owned == node.own.assigned
+
+
 @pytest.mark.parametrize(
     ("entries", "change"),
     [
