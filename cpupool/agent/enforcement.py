@@ -252,9 +252,10 @@ class Enforcement:
     def swept(self, report: SweepReport) -> None:
         """Tell the keepers what a sweep has found; called on the sweeping thread."""
         self.memory_keeper.swept(report)
-        facts, resolution = self._manager.snapshot()
-        if report.waiting_for or not facts.policy.kind.resizes:
+        now = self._manager.snapshot()
+        if report.waiting_for or not resizing.changes_cpus(now):
             return
+        resolution = now.resolution
         runs, self._runs = self._runs, resizing.runs_on(resolution, report.found)
         foreign = {repair.path for repair in report.repairs if repair.foreign and not repair.error}
         if foreign:

@@ -110,6 +110,8 @@ class OwnCPUsKeeper(StepLoop):
         self._lock = threading.Lock()
         self._notices: dict[ContainerRef, _Notice] = {}
         self._known: set[ContainerRef] = set()
+        # Containers that have had a folder since this role began.
+        self._told: set[ContainerRef] = set()
         # Containers whose folders were right at the last look, with the CPUs that were told.
         self._right: dict[ContainerRef, OwnCPUs] = {}
         self._look_due_s = -math.inf
@@ -194,6 +196,7 @@ class OwnCPUsKeeper(StepLoop):
     def _forget(self, ref: ContainerRef) -> None:
         self._notices.pop(ref, None)
         self._right.pop(ref, None)
+        self._told.discard(ref)
         self._failures.ends(str(ref))
 
     def _keep(self, ref: ContainerRef, own: OwnCPUs, *, created: bool = False) -> bool:
@@ -212,7 +215,11 @@ class OwnCPUsKeeper(StepLoop):
         has_folder = created or self._folders.there(ref)
         if not has_folder:
             self._repaired.discard(ref)
-            self._failures.ends(str(ref))
+            if ref in self._told:
+                # A new folder would not be the one that the container has mounted.
+                self._complain(ref, "its folder has been removed; restart it to give it another")
+            else:
+                self._failures.ends(str(ref))
         if not own.leaving:
             self._notices.pop(ref, None)
             if has_folder and (created or own.settled):
@@ -259,6 +266,7 @@ class OwnCPUsKeeper(StepLoop):
             self._complain(ref, str(error))
             return False
         self._repaired.discard(ref)
+        self._told.add(ref)
         self._failures.ends(str(ref))
         return True
 

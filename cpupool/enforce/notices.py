@@ -296,7 +296,7 @@ def _of(
 def _about_resize(resolution: Resolution, placed: PlacedContainer) -> Iterator[Notice]:
     """Yield that an owner has other CPUs than it requests, if this does not pass by itself."""
     pod, name, reason = placed.pod, placed.container.name, placed.assignment.reason
-    if not resolution.inputs.node.policy.resizes:
+    if not resolution.inputs.node.policy.kind.resizes:
         remedy = "create the pod again to give it as many as it requests"
         yield Notice("CPUResizeIgnored", "resize changes no CPUs", pod, name, reason, remedy)
     elif not resolution.view.chosen[pod.cgroup_uid].leaving.get(name):

@@ -4,8 +4,8 @@ A choice stands by itself: the agent checks it against the machine and the other
 against the pod of today, whose request, labels and annotations may have changed since. So a restart
 of the agent changes no grant. Sources name a choice, the best first:
 
-* the record of the agent, for a container whose CPUs have changed since the runtime created it, if
-  it runs on CPUs that the record names;
+* the record of the agent, for a container whose CPUs have changed since the runtime created it,
+  unless it runs on CPUs that the annotation alone names;
 * the annotation of a living container, which an agent wrote when the runtime created it;
 * the record of the agent, which also has the pods that have ended and still have a cgroup;
 * the CPUs on which a container runs, if they are as many as it requests today, and the policy could
@@ -59,7 +59,7 @@ def recover(
         grants = Grants({key: each for key, each in grants.all.items() if each not in of_kubelet})
         with_cgroup = {container.pod for container in found}
         recorded = _plausible(facts, before, found, recorded)
-        annotated = _annotated(facts, before, recorded)
+        annotated = _annotated(facts, before, recorded, found)
         for claim in (*annotated, *_recorded(facts, before, recorded, with_cgroup)):
             grants = _granted(facts, grants, claim)
         grants = grants.adding(of_kubelet)
@@ -88,9 +88,11 @@ class _Claim(NamedTuple):
 def _plausible(
     facts: NodeFacts, before: NodeView, found: Iterable[FoundContainer], recorded: State
 ) -> State:
-    """Return the record with those changes of CPUs that the containers' cgroups do not contradict.
+    """Return the record with those changes of CPUs that are not contradicted.
 
-    A container gives back only the CPUs on which it still runs.
+    Where a container runs on CPUs of its annotation alone, the annotation is newer: the record
+    could not be written. On CPUs that neither names, another program has put it. A container gives
+    back only the CPUs on which it still runs.
     """
     runs = {(each.pod, ContainerID(each.id)): each.cpus for each in found}
     changes: defaultdict[str, dict[str, Change]] = defaultdict(dict)
@@ -99,7 +101,11 @@ def _plausible(
         change = recorded.changes.get(uid, {}).get(name)
         has = CPUSet.parse_or_empty(runs.get((uid, identifier), ""))
         part = recorded.entries.get(uid, {}).get(name, CPUSet())
-        if change and has <= part | change.leaving:
+        sighted = facts.sighted.get(identifier)
+        annotated = sighted.chosen if sighted else CPUSet()
+        if change is None or not part or not change.baseline <= part:
+            continue
+        if has <= part | change.leaving or not has <= annotated:
             changes[uid][name] = replace(change, leaving=change.leaving & has)
     return replace(recorded, changes=changes)
 
@@ -125,16 +131,23 @@ def _recorded(
             yield _Claim(uid, pod, parts, _sharing(facts, pod, recorded, uid), changes)
 
 
-def _annotated(facts: NodeFacts, before: NodeView, recorded: State) -> Iterator[_Claim]:
+def _annotated(
+    facts: NodeFacts, before: NodeView, recorded: State, found: Iterable[FoundContainer]
+) -> Iterator[_Claim]:
     """Yield the claims of annotations, pods by their age.
 
     An annotation has the CPUs of one container. Whether its pod has them as a whole is in the
-    record, or follows from containers that run beside each other on one CPU.
+    record, or follows from containers that run beside each other on one CPU. A container that runs
+    on fewer CPUs, as many as it requests in the runtime, has given the others back.
     """
+    runs = {(each.pod, ContainerID(each.id)): each.cpus for each in found}
     living: defaultdict[str, dict[str, CPUSet]] = defaultdict(dict)
     for sighted in facts.sighted.values():
         if sighted.chosen:
-            living[sighted.pod][sighted.name] = sighted.chosen
+            has_now = CPUSet.parse_or_empty(runs.get((sighted.pod, sighted.id), ""))
+            shrunk = sighted.owns == len(has_now) and has_now < sighted.chosen
+            given_back = shrunk and facts.policy.kind.resizes
+            living[sighted.pod][sighted.name] = has_now if given_back else sighted.chosen
     for pod in oldest_first(before.pods):
         if not (has := living.get(pod.cgroup_uid)):
             continue

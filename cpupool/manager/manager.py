@@ -316,6 +316,22 @@ class Manager:
                 replace(Choices.of(view), grants=grants),
             )
 
+    def begin(self, ref: ContainerRef, count: int) -> None:
+        """Give a container that is created next as many CPUs of its own as it requests.
+
+        No thread of it runs. So it leaves at once what it gives back, and keeps no CPU because it
+        began there. A number that does not fit changes nothing.
+
+        Args:
+            ref: the container.
+            count: how many CPUs it requests; 0 for no whole number.
+        """
+        with self._changed:
+            facts, view = self._facts, self._resolution.view
+            grants = resizing.begun(facts, view, ref, count) if facts.recovered else view.grants
+            if grants is not view.grants:
+                self._take_grants(grants)
+
     def narrow(self, ref: ContainerRef, assigned: CPUSet) -> bool:
         """End a container's notice: it must leave the CPUs that it gives back.
 
@@ -512,7 +528,8 @@ class Manager:
         earlier = self._read()
         pods = earlier.resolution.view.pods
         choices = decided or Choices.of(earlier.resolution.view)
-        if decided or all_run or not resolve.owners_stay(earlier, facts):
+        stay = resolve.owners_stay(earlier, facts)
+        if decided or all_run or not stay or any(resizing.unanswered(facts, choices.grants)):
             pods = sightings.present(facts)
             grants = ownership.settle(facts, pods, choices.grants)
             choices = replace(choices, grants=grants)

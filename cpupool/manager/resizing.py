@@ -11,6 +11,7 @@ Sources: KEP-1287 (in-place resize), KEP-5554 (the baseline), KEP-6122 (the dela
 from __future__ import annotations
 
 from collections import defaultdict
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import takewhile
@@ -51,7 +52,9 @@ class ResizeRefused(PlacementError):
         super().__init__(f"{what}; {remedy}", what)
 
 
-def resized(facts: NodeFacts, seen: NodeView, ref: ContainerRef, count: int) -> Grants:
+def resized(
+    facts: NodeFacts, seen: NodeView, ref: ContainerRef, count: int, *, runs: bool = True
+) -> Grants:
     """Return the grants after a resize of one container.
 
     Args:
@@ -59,6 +62,7 @@ def resized(facts: NodeFacts, seen: NodeView, ref: ContainerRef, count: int) -> 
         seen: the policies' view of the node.
         ref: the container.
         count: how many CPUs of its own it requests; 0 for no whole number.
+        runs: whether it runs, so that it may have pinned threads where it began.
 
     Raises:
         PlacementError: the container keeps the CPUs that it has.
@@ -68,7 +72,25 @@ def resized(facts: NodeFacts, seen: NodeView, ref: ContainerRef, count: int) -> 
     if pod is None or grant is None or not _resizable(grant, ref.name):
         what = "the CPU manager policy has given it no CPUs of its own"
         raise ResizeRefused(what, "create the pod again with the new request")
-    return _Resize(facts, seen, pod, grant, ref.name, count).grants()
+    return _Resize(facts, seen, pod, grant, ref.name, count, runs=runs).grants()
+
+
+def begun(facts: NodeFacts, seen: NodeView, ref: ContainerRef, count: int) -> Grants:
+    """Return the grants before a container is created: it has what it requests, without a notice.
+
+    A request that does not fit changes nothing: then it has as many CPUs as before.
+    """
+    grants = seen.grants
+    if not facts.policy.kind.resizes:
+        return grants
+    if count:
+        with suppress(PlacementError):
+            grants = resized(facts, seen, ref, count, runs=False)
+    grant = grants.chosen.get(ref.pod)
+    leaving = grant.leaving.get(ref.name) if grant else None
+    if grant and leaving and leaving.in_force:
+        return grants.replacing(grant.narrowed(ref.name))
+    return grants
 
 
 def _resizable(grant: Grant, name: str) -> bool:
@@ -86,6 +108,7 @@ class _Resize:
         grant: the pod's grant.
         name: the container.
         count: how many CPUs of its own it requests; 0 for no whole number.
+        runs: whether it runs.
     """
 
     facts: NodeFacts
@@ -94,6 +117,7 @@ class _Resize:
     grant: Grant
     name: str
     count: int
+    runs: bool = True
 
     @property
     def has(self) -> CPUSet:
@@ -149,7 +173,7 @@ class _Resize:
         baseline = self.grant.baseline(self.name)
         if self.count >= len(baseline):
             return self._request(self.has - baseline, baseline)
-        if self.pod.cpu_moves is CPUMoves.ANY:
+        if self.pod.cpu_moves is CPUMoves.ANY or not self.runs:
             return self._request(self.has & baseline, CPUSet())
         what = f"it requests cpu {self.count}, and keeps the CPUs {baseline} with which it began"
         word = "annotate its pod with cpu-moves: any, if the application can leave them"
@@ -220,7 +244,7 @@ def followed(facts: NodeFacts, pods: tuple[Pod, ...], before: Choices) -> Choice
     not fit changes nothing.
     """
     grants = before.grants
-    for ref, count in _unanswered(facts, grants) if facts.policy.resizes else ():
+    for ref, count in unanswered(facts, grants):
         try:
             grants = resized(facts, choosing.view(facts, pods, grants, before), ref, count)
         except PlacementError:
@@ -228,7 +252,10 @@ def followed(facts: NodeFacts, pods: tuple[Pod, ...], before: Choices) -> Choice
     return before if grants is before.grants else replace(before, grants=grants)
 
 
-def _unanswered(facts: NodeFacts, grants: Grants) -> Iterator[tuple[ContainerRef, int]]:
+def unanswered(facts: NodeFacts, grants: Grants) -> Iterator[tuple[ContainerRef, int]]:
+    """Yield the containers whose request in the runtime is not what they have, with its CPUs."""
+    if not facts.policy.kind.resizes:
+        return
     requested: defaultdict[ContainerRef, set[int]] = defaultdict(set)
     for sighted in facts.sighted.values():
         if sighted.owns:
@@ -282,15 +309,15 @@ class OwnCPUs:
 
 
 def own_cpus(now: Snapshot, runs: Mapping[ContainerRef, CPUSet]) -> Mapping[ContainerRef, OwnCPUs]:
-    """Return the CPUs of the containers whose own CPUs a resize can change.
+    """Return the CPUs of the containers whose own CPUs a resize can change, or has changed.
+
+    A notice ends under every policy: it may have begun before an edit of the pool file.
 
     Args:
         now: the facts and the decisions.
         runs: container → the CPUs that its cgroup has, of those that run.
     """
     facts, resolution = now
-    if not facts.policy.resizes:
-        return {}
     online = resolution.online
     found: dict[ContainerRef, OwnCPUs] = {}
     for uid, grant in resolution.view.chosen.items():
@@ -298,6 +325,8 @@ def own_cpus(now: Snapshot, runs: Mapping[ContainerRef, CPUSet]) -> Mapping[Cont
         if pod is None:
             continue
         for name in grant.parts:
+            if not (facts.policy.kind.resizes or name in grant.baselines):
+                continue
             ref, in_force = ContainerRef(uid, name), grant.in_force(name)
             found[ref] = OwnCPUs(
                 grant.parts[name],
@@ -314,6 +343,13 @@ def notice_s(facts: NodeFacts, pod: Pod) -> int:
     """Return how long the containers of a pod may stay on CPUs that they lose."""
     most_s = facts.pools.cpu_manager.max_notice_s
     return most_s if pod.notice_s is None else min(pod.notice_s, most_s)
+
+
+def changes_cpus(now: Snapshot) -> bool:
+    """Return whether a container's own CPUs can change, or have changed, while it runs."""
+    facts, resolution = now
+    chosen = resolution.view.chosen.values()
+    return facts.policy.kind.resizes or any(grant.baselines for grant in chosen)
 
 
 def runs_on(

@@ -113,6 +113,20 @@ def test_cpus_stay_in_force_while_the_notice_lasts_and_a_grow_ends_it(world: Wor
     assert world.cpus("web")["main"] == "1-6"
 
 
+def test_a_notice_ends_although_the_policy_is_another_by_then(world: World, folder: Path) -> None:
+    pod = run(world, "web", "2", cpu_notice_seconds="1")
+    plain = run(world, "plain", "500m")
+    world.eventually("web", main="1-2")
+    world.node.resize(pod.uid, {"main": "4"})
+    world.node.resize(pod.uid, {"main": "2"})
+    static = POOLS.replace("dynamic", "static").replace(", maxNoticeSeconds: 3600", "")
+    file = folder / "config" / "poolconfig-node.yaml"
+    file.write_text(f"{static}nodeSelector: {{node: this}}\n")
+    world.eventually(plain.name, main="0,3-7")
+    assert world.cpus("web")["main"] == "1-2"
+    told_soon(world, "web", cpus="1-2", assigned="1-2")
+
+
 @pytest.mark.parametrize(
     ("cpu", "why"),
     [("20", "CPUs requested"), ("2500m", "whole"), ("1", "with which it began")],

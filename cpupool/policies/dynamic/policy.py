@@ -60,7 +60,7 @@ class DynamicPolicy(StaticPolicy):
         return topology_hints(
             self.layout,
             request.count,
-            request.available | request.reusable,
+            self._usable(request),
             request.has & self.layout.cpus,
             align_by_socket=self.options.align_by_socket,
         )
@@ -76,7 +76,7 @@ class DynamicPolicy(StaticPolicy):
         """
         if request.operation is not Operation.RESIZE:
             return super(DynamicPolicy, self).choose(view, request)
-        every = request.available | request.reusable
+        every = self._usable(request)
         if self.options.full_pcpus_only:
             self._refuse_parts_of_cores(
                 replace(request, available=every | request.has), self.reserve(view)
@@ -93,6 +93,17 @@ class DynamicPolicy(StaticPolicy):
         if len(chosen) < request.count:
             raise NotEnoughCPUs(request.count - len(request.has), len(every))
         return Choice(chosen, proven=proven)
+
+    def _usable(self, request: ChoiceRequest) -> CPUSet:
+        """Return the CPUs that can come beside those that a container keeps.
+
+        Whole cores are promised on every NUMA node: a half that is near is no CPU to take.
+        """
+        every = request.available | request.reusable
+        if not self.options.full_pcpus_only:
+            return every
+        cores = self.layout.groups[Level.CORE].values()
+        return every & CPUSet.union(core for core in cores if core <= every | request.has)
 
     def _near(self, cpus: CPUSet) -> Iterator[CPUSet]:
         """Yield the CPUs on the same cores, then on the same L3 caches, nodes and sockets."""

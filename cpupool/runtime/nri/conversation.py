@@ -184,6 +184,9 @@ class Conversation:
                 self._runtime.answer_synchronize(message, corrections)
                 connected()
             case CreateContainer() | StartContainer():
+                if isinstance(message, CreateContainer) and (known := message.container.known):
+                    # After a resize the kubelet may create it again, as its pod's author wishes.
+                    self._manager.begin(ContainerRef(known.pod, known.name), known.owns or 0)
                 self._waiting.append(_Waiting(message, came_s))
             case Started():
                 self._responses.started(message.container)

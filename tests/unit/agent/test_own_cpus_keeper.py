@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -363,6 +364,17 @@ def test_what_another_program_does_to_a_folder_is_undone_by_the_next_look(node: 
     (node.path / "cpus.json").unlink()
     node.look(30.0)
     assert node.told == ("0-1", "0-1", "")
+
+
+def test_a_folder_that_another_program_has_removed_is_reported_once(node: Node) -> None:
+    node.create("0-7")
+    shutil.rmtree(node.path)
+    node.look(30.0)
+    node.resize("0-5")
+    node.look(30.0)
+    assert [reason for _, reason, _ in node.heard.pods] == ["CPUNoticeFailed"]
+    assert not node.path.exists()
+    assert [cpus for _, _, cpus in node.narrowed] == ["0-5"]
 
 
 def test_a_wake_up_without_news_reads_no_folder(

@@ -27,11 +27,14 @@ from cpupool.core.workloads import (
 )
 from cpupool.manager import resizing
 from cpupool.manager.manager import Manager
+from cpupool.policies.dynamic.policy import DynamicPolicy
 from cpupool.wire.cpu_manager_state import State
 from tests import builders
 from tests.machines import Machine
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from cpupool.core.devices import NodesOfDevices
 
 MACHINE = Machine(sockets=2, cores=3, threads=2, adjacent=True)
@@ -206,6 +209,17 @@ def test_whole_cores_stay_whole() -> None:
     assert node.runs_on() == "2-5"
 
 
+@pytest.mark.parametrize("aligned", [TopologyPolicy.NONE, TopologyPolicy.BEST_EFFORT])
+def test_a_half_of_a_core_is_passed_over_although_it_is_nearer(aligned: TopologyPolicy) -> None:
+    """CPU 1 is on the core of the reserved CPU 0, and on the NUMA node of the application."""
+    whole = StaticOptions(full_pcpus_only=True)
+    settings = replace(DYNAMIC, options=whole, topology_policy=aligned)
+    node = Node(app(2, "aa"), app(2), app(2, "bb"), app(2, "cc"), settings=settings)
+    assert (node.runs_on(), str(node.owned)) == ("4-5", "2-9")
+    node.resize(4)
+    assert node.runs_on() == "4-5,10-11"
+
+
 def test_a_container_that_shares_is_not_resized() -> None:
     node = Node(builders.pod("app", builders.container("app", cpu=1500)))
     with pytest.raises(PlacementError, match="no CPUs of its own"):
@@ -232,15 +246,82 @@ def test_a_resize_that_no_agent_answered_is_followed() -> None:
     assert node.runs_on() == "2-5"
 
 
+def test_a_container_that_starts_again_has_its_new_request_at_its_creation() -> None:
+    """The pod has the `resizePolicy` RestartContainer: no update comes, but another container."""
+    node = Node(app(2))
+    first = RuntimeContainer(ContainerID("app-id"), "app-uid", "default", "app", "app", owns=2)
+    sandbox = replace(first, id=ContainerID("sandbox"), name="", owns=None)
+    node.manager.observe_containers([sandbox, first])
+    node.manager.forget_containers([first.id])
+    node.manager.observe_containers([replace(first, id=ContainerID("again"), owns=4)])
+    assert node.runs_on() == "2-5"
+
+
+def test_a_container_that_begins_anew_leaves_at_once_what_it_gives_back() -> None:
+    node = Node(app(4))
+    node.resize(6)
+    node.resize(5)
+    node.manager.begin(APP, 5)
+    assert (node.said, node.runs_on()) == (("1-5", "1-5", "2-5"), "1-5")
+    node.read_back("")
+    assert str(node.owned) == "1-5"
+
+
+def test_a_container_that_begins_anew_keeps_no_baseline() -> None:
+    node = Node(app(4))
+    node.manager.begin(APP, 2)
+    assert (node.said, node.runs_on()) == (("2-3", "2-3", "2-3"), "2-3")
+
+
+@pytest.mark.parametrize("count", [0, 4, 40])
+def test_what_a_container_that_begins_anew_cannot_have_changes_nothing(count: int) -> None:
+    node = Node(app(4))
+    before = node.manager.snapshot()
+    node.manager.begin(APP, count)
+    assert node.manager.snapshot() == before
+
+
+def test_a_notice_ends_although_another_policy_has_come_meanwhile() -> None:
+    node = Node(app(2))
+    node.resize(4)
+    node.resize(2)
+    node.settings = replace(DYNAMIC, policy="static")
+    pools = NodePools.of(Pool.named("default", "0-11"), cpu_manager=node.settings)
+    node.manager.reconfigure(pools, MACHINE.topology())
+    assert str(node.own.leaving) == "4-5"
+    node.end_notice()
+    node.read_back(node.runs_on())
+    assert (node.runs_on(), str(node.owned)) == ("2-3", "2-3")
+
+
+class Inheriting(DynamicPolicy):
+    """The policy of a package."""
+
+    __slots__ = ()
+
+
+def test_a_policy_of_a_package_resizes_as_the_one_that_it_derives_from() -> None:
+    node = Node(app(2), settings=replace(DYNAMIC, policy="inheriting", installed=Inheriting))
+    node.resize(4)
+    node.resize(2)
+    assert (node.said, str(node.own.leaving)) == (("2-3", "2-5", "2-3"), "4-5")
+
+
 class Restarted(Node):
     """The node after a restart of its agent, with what the record and the kernel have."""
 
     def __init__(
-        self, before: Node, runs: str, annotated: str = "", *, record: bool = True
+        self,
+        before: Node,
+        runs: str,
+        annotated: str = "",
+        *,
+        record: bool = True,
+        state: State | None = None,
     ) -> None:
         grant = before.manager.snapshot().resolution.view.chosen["app-uid"]
-        self._state = State("dynamic")
-        if record:
+        self._state = state or State("dynamic")
+        if record and state is None:
             entries, changes = {"app-uid": grant.parts}, {"app-uid": grant.changes}
             self._state = State("dynamic", entries=entries, changes=changes)
         self._runs, self._annotated = runs, annotated
@@ -313,6 +394,36 @@ def test_a_record_that_the_cgroup_contradicts_is_not_believed() -> None:
     node = grown_and_shrunk()
     again = Restarted(node, "2-5,8-9", annotated="2-5,8-9")
     assert again.runs_on() == "2-5,8-9"
+
+
+def test_a_shrink_is_believed_although_another_program_has_written_the_cgroup() -> None:
+    node = Node(app(4, cpu_moves=CPUMoves.ANY))
+    node.resize(2)
+    node.end_notice()
+    node.read_back(node.runs_on())
+    again = Restarted(node, "0-11", annotated="2-5")
+    assert (again.owned, again.own.baseline) == (node.owned, node.own.baseline)
+
+
+def test_without_a_record_a_container_takes_nothing_back_that_it_gave() -> None:
+    node = Node(app(4, cpu_moves=CPUMoves.ANY))
+    node.resize(2)
+    assert Restarted(node, "2-3", annotated="2-5", record=False).owned == node.own.assigned
+
+
+@pytest.mark.parametrize(
+    ("entries", "change"),
+    [
+        ({}, Change(CPUSet.parse("2-3"), CPUSet.parse("2-5"))),
+        ({"app": CPUSet.parse("2-5")}, Change(CPUSet.parse("9"))),
+    ],
+)
+def test_a_recorded_change_of_other_cpus_than_the_recorded_ones_is_not_believed(
+    entries: Mapping[str, CPUSet], change: Change
+) -> None:
+    state = State("dynamic", entries={"app-uid": entries}, changes={"app-uid": {"app": change}})
+    again = Restarted(Node(app(4)), "2-5", annotated="2-5", state=state)
+    assert again.said == ("2-5", "2-5", "2-5")
 
 
 def test_the_record_names_what_has_changed() -> None:

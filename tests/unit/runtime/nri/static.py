@@ -64,12 +64,14 @@ class Resizing(Manager):
 
     Attributes:
         asked: the resizes, in their order.
+        begun: the containers that are created, each with the number of CPUs that it requests.
         refusal: the reason for which it refuses all of them.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.asked: list[tuple[str, int]] = []
+        self.begun: list[tuple[str, int]] = []
         self.refusal: PlacementError | None = None
 
     def resize(self, ref: ContainerRef, count: int) -> None:
@@ -83,6 +85,9 @@ class Resizing(Manager):
             raise NotEnoughCPUs(count, len(free))
         new = CPUSet(sorted(free)[: max(0, more)])
         self._decide(resolution.grants.adding([replace(grant, parts={ref.name: new})]))
+
+    def begin(self, ref: ContainerRef, count: int) -> None:
+        self.begun.append((ref.pod, count))
 
     def give_together(self, pod: Pod) -> None:
         """Let all containers of a pod have its CPUs together, as another policy has chosen."""

@@ -178,6 +178,17 @@ def test_another_owner_keeps_its_cpus(agent: Node, plugin: Plugin) -> None:
     assert cpus(answer) == [("plain", "0,7", False), ("c1", "1-3,6", False)]
 
 
+def test_a_container_that_is_created_again_begins_with_what_it_requests_now(
+    agent: Node, plugin: Plugin
+) -> None:
+    """A `resizePolicy` of RestartContainer brings no update."""
+    plugin.stop(MAIN)
+    plugin.create(guaranteed(web("web", 1), "c2"))
+    uid = WEB.cgroup_uid
+    assert agent.resizing.begun == [(uid, 2), (PLAIN.cgroup_uid, 0), (uid, 1)]
+    assert not agent.resizing.asked
+
+
 class TestRefusals:
     def test_the_kubelet_learns_why_and_nothing_changes(self, agent: Node, plugin: Plugin) -> None:
         before = listed(agent)
