@@ -26,7 +26,7 @@ STARTER = "/opt/cpupool/process-starter"
 EXAMPLES = sorted(
     path
     for path in (Path(__file__).parents[2] / "examples").rglob("*.yaml")
-    if path.parent.name not in {"cpu-manager", "koordinator"}
+    if path.parent.name not in {"cpu-manager", "koordinator", "own-cpus"}
 )
 VERSIONS = ("1.28", "1.37")
 """The oldest and the newest Kubernetes that cpupool runs on."""

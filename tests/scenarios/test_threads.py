@@ -51,6 +51,7 @@ LOOPS = {
     "pod watch",
     "memory keeper",
     "mount keeper",
+    "own CPUs keeper",
     "pod failer",
     "reporter",
 }
@@ -59,6 +60,7 @@ OWNED = {
     SERVING,
     "watch FOLDER/etc",
     "watch FOLDER/var/lib/kubelet/device-plugins",
+    "watch FOLDER/sys/fs/cgroup/cpuset",
     "watch FOLDER/sys/fs/cgroup/cpuset/kubepods",
 }
 STREAMS = {"cpupool-exclusive_a.sock", "cpupool-shared_b.sock"}

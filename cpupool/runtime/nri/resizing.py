@@ -38,8 +38,9 @@ def asked(message: UpdateContainer, now: Snapshot) -> int | None:
     if known is None or count is None or not facts.policy.kind.resizes:
         return None
     if not facts.recovered:
-        if count != known.owns:
+        if count != known.owns and message.container.whole_cpus:
             raise OwnersUnknown
+        # The agent compares the number with the grants once it knows them.
         return None
     grant = now.resolution.view.chosen.get(known.pod)
     if grant is None or grant.source is not Source.POLICY or known.name not in grant.parts:

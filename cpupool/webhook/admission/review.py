@@ -55,7 +55,7 @@ def answer(document: object, rules: Rules, *, mutate: bool = True) -> dict[str, 
         if isinstance(decided, Denied):
             response |= _refusal(decided.message)
         elif decided:
-            response |= _completion(decided, request["object"] if mutate else decided.body)
+            response |= _completion(decided, request.get("object") if mutate else decided.body)
     return {**_REVIEW, "response": response}
 
 
@@ -94,7 +94,8 @@ def _decide(request: Mapping[str, Any], rules: Rules) -> Admitted | Denied | Non
 
 def _completion(admitted: Admitted, before: object) -> dict[str, Any]:
     completion: dict[str, Any] = {}
-    if changes := patch(before, admitted.body):
+    # A forged review may lack the object.
+    if isinstance(before, Mapping) and (changes := patch(before, admitted.body)):
         encoded = base64.b64encode(json.dumps(changes).encode())
         completion |= {"patchType": "JSONPatch", "patch": encoded.decode()}
     return completion

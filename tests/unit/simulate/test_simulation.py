@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cpupool.core.cpu_manager import STATIC, TopologyPolicy
+from cpupool.core.cpu_manager import TopologyPolicy
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import ConfigError
 from cpupool.core.pool_policy import CPUBindPolicy, ExclusivePolicy, PoolPolicy
 from cpupool.core.pools import MixedCPUs, NodePools, Pool, PoolKind
 from cpupool.core.workloads import Container, ContainerKind
-from cpupool.policies.koordinator.policy import KOORDINATOR
+from cpupool.policies.built_in import CHOOSING
 from cpupool.simulate import simulation, workload
 from cpupool.simulate.workload import Event
 from tests import builders
@@ -245,7 +245,7 @@ def test_every_choice_says_how_it_was_made() -> None:
     choices = {
         policy: simulate(comes("p", container(exclusive_a=2)), policy=policy).placements[0]
         for policy in simulation.POLICIES
-        if policy not in {STATIC, KOORDINATOR}
+        if policy not in CHOOSING
     }
 
     assert all(one.steps for one in choices.values())

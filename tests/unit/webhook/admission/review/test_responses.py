@@ -81,6 +81,13 @@ def test_other_requests_are_let_through(document: Any) -> None:
     assert response_to(document) == {"allowed": True}
 
 
+@pytest.mark.parametrize("subresource", ["", "status"])
+def test_an_update_without_the_object_changes_nothing(subresource: str) -> None:
+    document = review(None, "UPDATE", subResource=subresource)
+    del document["request"]["object"]
+    assert "patch" not in response_to(document)
+
+
 @pytest.mark.parametrize("subresource", ["", "ephemeralcontainers"])
 def test_updates_are_checked(subresource: str) -> None:
     document = review(BAD, "UPDATE", old=pod(container()), subResource=subresource)
