@@ -108,7 +108,6 @@ def plugin_on(
         runtime,
         Obstacles(runtime, ready=ready, found=found),
         answers,
-        resize=manager.resize,
         look=look,
         metrics=told.metrics,
         decided=decided,

@@ -13,7 +13,6 @@ from cpupool.core.workloads import ContainerRef
 from cpupool.host.own_folders import OwnFolders
 from cpupool.host.root import HostRoot
 from cpupool.manager.resizing import OwnCPUs
-from cpupool.telemetry.health import Health
 from tests import builders
 from tests.events import Heard
 
@@ -63,8 +62,7 @@ class Node:
             narrow=self.narrow,
             pod_of=lambda uid: POD if self.listed and uid == UID else None,
             remaining=lambda: self.remaining,
-            events=self.heard,
-            health=Health(),
+            telemetry=builders.telemetry(events=self.heard),
             now_s=lambda: self.now_s,
             wall_s=wall_s,
         )

@@ -145,8 +145,7 @@ class Enforcement:
             narrow=self._narrow,
             pod_of=self._pod_of,
             remaining=self._remaining,
-            events=telemetry.events,
-            health=telemetry.health,
+            telemetry=telemetry,
         )
         self.writers = Writers(runtime.enforcement, plugin, cri, lambda: wait.waits)
         self.cpusetter = self._make_cpusetter(cri, swept)
@@ -234,7 +233,6 @@ class Enforcement:
             nri,
             Obstacles(nri, ready=ready, found=self._tree.containers),
             responses,
-            resize=self._manager.resize,
             look=self._look,
             metrics=telemetry.metrics,
             decided=self._record.decided,
@@ -250,7 +248,7 @@ class Enforcement:
         )
 
     def swept(self, report: SweepReport) -> None:
-        """Tell the keepers what a sweep has found; called on the sweeping thread."""
+        """Pass a sweep's report to the keepers; called on the sweeping thread."""
         self.memory_keeper.swept(report)
         now = self._manager.snapshot()
         if report.waiting_for or not resizing.changes_cpus(now):

@@ -28,12 +28,11 @@ from cpupool.telemetry.failures import Failures
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
 
-    from cpupool.core.events import EventSink
     from cpupool.core.mounts import Mount
     from cpupool.core.workloads import ContainerRef, Pod
     from cpupool.host.own_folders import OwnFolders
+    from cpupool.loops.telemetry import Telemetry
     from cpupool.manager.resizing import OwnCPUs
-    from cpupool.telemetry.health import Health
 
 log = logs.get(__name__)
 
@@ -75,8 +74,7 @@ class OwnCPUsKeeper(StepLoop):
         pod_of: returns the pod with a UID of the kubelet, if it is listed.
         remaining: returns the UIDs of the kubelet of all pods that are listed or have a cgroup;
             None while they are not known.
-        events: receives Events for a pod's author.
-        health: takes the beats of the loop.
+        telemetry: takes Events for a pod's author, and the beats of the loop.
         now_s: the monotonic clock of the machine, which containers read, too.
         wall_s: the wall clock.
         look_s: the time between two looks without an event; shorter after a failure.
@@ -90,19 +88,18 @@ class OwnCPUsKeeper(StepLoop):
         narrow: Callable[[ContainerRef, CPUSet], bool],
         pod_of: Callable[[str], Pod | None],
         remaining: Callable[[], Collection[str] | None],
-        events: EventSink,
-        health: Health,
+        telemetry: Telemetry,
         now_s: Callable[[], float] = time.monotonic,
         wall_s: Callable[[], float] = time.time,
         look_s: float = _LOOK_S,
     ) -> None:
-        super().__init__(partial(health.beat, NAME))
+        super().__init__(partial(telemetry.health.beat, NAME))
         self._own_cpus = own_cpus
         self._folders = folders
         self._narrow = narrow
         self._pod_of = pod_of
         self._remaining = remaining
-        self._events = events
+        self._events = telemetry.events
         self._now_s = now_s
         self._wall_s = wall_s
         self._look_s = look_s
@@ -144,7 +141,7 @@ class OwnCPUsKeeper(StepLoop):
         self.wake()
 
     def step(self) -> float:
-        """Tell what has changed, and end the notices that are due; return the seconds to the next.
+        """Write what has changed, and end the notices that are due; return the seconds to the next.
 
         A notice ends outside of the lock, because `narrow` is another's work.
         """
@@ -169,7 +166,7 @@ class OwnCPUsKeeper(StepLoop):
             return max(0.0, min(look_s, next_s - self._now_s()))
 
     def _look(self) -> Mapping[ContainerRef, _Notice]:
-        """Tell what has changed, and return the notices that are due.
+        """Write what has changed, and return the notices that are due.
 
         These are due again soon: `narrow` may find that the container must have other CPUs by now.
         """
@@ -200,7 +197,7 @@ class OwnCPUsKeeper(StepLoop):
         self._failures.ends(str(ref))
 
     def _keep(self, ref: ContainerRef, own: OwnCPUs, *, created: bool = False) -> bool:
-        """Tell a container what is new, and return whether its folder is as it should be."""
+        """Write what is new for a container; return whether its folder is right then."""
         right = self._follow(ref, own, created=created)
         if right:
             self._right[ref] = own
@@ -209,7 +206,7 @@ class OwnCPUsKeeper(StepLoop):
         return right
 
     def _follow(self, ref: ContainerRef, own: OwnCPUs, *, created: bool) -> bool:
-        """Tell a container what is new, and keep the time of its notice."""
+        """Write what is new for a container, and keep the time of its notice."""
         before = self._folders.told(ref)
         # A container that was created without this role, for example without the agent, has none.
         has_folder = created or self._folders.there(ref)

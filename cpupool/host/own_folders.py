@@ -159,7 +159,7 @@ class OwnFolders:
             return None
 
     def tell(self, ref: ContainerRef, told: Told, *, again: bool = False) -> None:
-        """Write a container's folder, if it does not tell this already; make it if it is missing.
+        """Write a container's folder, unless it has this content; make it if it is missing.
 
         `cpus.json` comes last: who is woken by it finds the other two.
 

@@ -80,7 +80,7 @@ class Withholding(Protocol):
 
     @property
     def unwatched(self) -> bool:
-        """Whether CPUs may be taken where `watch` does not see it, as it is now."""
+        """Whether a cgroup may take CPUs now without an event of `watch`."""
         ...
 
     def withheld(self) -> tuple[Withheld, ...]:
@@ -148,7 +148,7 @@ class UsableCPUs:
 
     @property
     def unwatched(self) -> bool:
-        """Whether a cgroup may take CPUs where `watch` does not see it, as it is now."""
+        """Whether a cgroup may take CPUs now without an event of `watch`."""
         watch = self._watch
         watched = watch is not None and watch.watching and watch.complete
         return not watched or self._limits.deep()

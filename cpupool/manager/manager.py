@@ -306,10 +306,6 @@ class Manager:
         """
         with self._changed:
             facts, view = self._facts, self._resolution.view
-            if not facts.recovered:
-                raise resizing.ResizeRefused(
-                    "the agent does not know the owners of CPUs yet", "the kubelet tries again"
-                )
             grants = resizing.resized(facts, view, ref, count)
             self._take(
                 replace(facts, sighted=resizing.answered(facts.sighted, ref, count)),
@@ -337,7 +333,7 @@ class Manager:
 
         Args:
             ref: the container.
-            assigned: the CPUs of which the notice has told.
+            assigned: the CPUs that the notice announced as those that stay.
 
         Returns:
             Whether it does; not if it has been assigned other CPUs meanwhile.

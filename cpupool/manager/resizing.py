@@ -152,7 +152,7 @@ class _Resize:
         return made
 
     def _told(self, cpus: CPUSet) -> tuple[Step, ...]:
-        """Return the reasons for the container's CPUs, the last of which is this resize."""
+        """Return the reasons for the container's CPUs; this resize is the last reason."""
         gained, lost = cpus - self.has, self.has - cpus
         why = f"from cpu {len(self.has)} to {self.count}"
         why += f": CPUs {gained} come" if gained else f": CPUs {lost} go"

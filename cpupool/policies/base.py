@@ -297,8 +297,14 @@ class CPUManagerPolicy(ABC):
         return view.default
 
     def _unmet(self, grant: Grant, to_place: ContainerToPlace, requests: Mapping[str, int]) -> str:
-        """Return in which way an owner has other CPUs than it requests; empty for none."""
-        return _resized(grant, to_place, requests)
+        """Return in which way an owner has other CPUs than it requests; empty for none.
+
+        An owner keeps its CPUs until it ends, whatever an in-place resize changes (KEP-1287).
+        """
+        if not (other := other_request(grant, to_place, requests)):
+            return ""
+        has = grant.parts.get(WHOLE_POD) or grant.part(to_place.container.name)
+        return f"{other} since a resize, and keeps CPUs {has} until the pod ends"
 
     def home(self, _view: NodeView, _pod: Pod) -> int | None:
         """Return the NUMA node whose shared CPUs a pod has; None if it has those of all.
@@ -328,23 +334,18 @@ class CPUManagerPolicy(ABC):
         return self
 
 
-def _resized(grant: Grant, to_place: ContainerToPlace, requests: Mapping[str, int]) -> str:
-    """Return that a pod requests another number of CPUs than it has; empty if it does not.
-
-    An owner keeps its CPUs until it ends, whatever an in-place resize changes (KEP-1287).
-    """
+def other_request(grant: Grant, to_place: ContainerToPlace, requests: Mapping[str, int]) -> str:
+    """Return what a pod requests in place of the CPUs that it has; empty if these are as many."""
     pod, container = to_place.pod, to_place.container
     if pod.qos is None:
         return ""
     together = WHOLE_POD in grant.parts
     part = WHOLE_POD if together else container.name
     requested = requests.get(part, pod.whole_cpus if together else container.whole_cpus)
-    has = grant.parts[part]
-    if requested == len(has):
+    if requested == len(grant.parts[part]):
         return ""
-    requester = "its pod" if together else "it"
     now = f"cpu {requested}" if requested else "no whole number of CPUs"
-    return f"{requester} requests {now} since a resize, and keeps CPUs {has} until the pod ends"
+    return f"{'its pod' if together else 'it'} requests {now}"
 
 
 def pool_cpus(view: NodeView, container: Container) -> Mapping[Resource, CPUSet]:

@@ -65,19 +65,24 @@ def test_a_worker_runs_on_each_cpu_that_is_there_until_it_is_asked_to_end(
     assert re.findall(r"CPU (\d+): \d+ rounds\n", told.decode()) in (["0", "1"], ["1", "0"])
 
 
-@pytest.fixture(scope="module", params=[("-O2", "-static"), SANITIZED], ids=["static", "sanitized"])
-def poller(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Compile the application, as its pod does and so that undefined behaviour ends it."""
+def compiled(source: Path, how: tuple[str, ...], folder: Path) -> Path:
+    """Compile a sample into a folder; skip where the compiler cannot."""
     if shutil.which("cc") is None:
         pytest.skip("no C compiler: install cc (apt-get install gcc libc6-dev)")
-    program = tmp_path_factory.mktemp("poller") / "poller"
+    program = folder / source.stem
     try:
-        subprocess.run(["cc", *COMPILED, *request.param, "-o", program, POLLER], check=True)
+        subprocess.run(["cc", *COMPILED, *how, "-o", program, source], check=True)
     except subprocess.CalledProcessError:
-        if request.param is not SANITIZED:
+        if how is not SANITIZED:
             raise
         pytest.skip("this compiler has no address sanitizer")
     return program
+
+
+@pytest.fixture(scope="module", params=[("-O2", "-static"), SANITIZED], ids=["static", "sanitized"])
+def poller(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Compile the application, as its pod does and so that undefined behaviour ends it."""
+    return compiled(POLLER, request.param, tmp_path_factory.mktemp("poller"))
 
 
 class Polling:

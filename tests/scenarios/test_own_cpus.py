@@ -6,7 +6,6 @@ import itertools
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import threading
@@ -22,11 +21,11 @@ from cpupool.core.workloads import ContainerRef
 from cpupool.host.own_folders import OwnFolders
 from cpupool.host.root import HostRoot
 from cpupool.manager.resizing import OwnCPUs
-from cpupool.telemetry.health import Health
+from tests import builders
 from tests.events import Heard
 from tests.loops import running
 from tests.processes import Process
-from tests.scenarios.test_examples import COMPILED, EXAMPLES, SANITIZED, Polling
+from tests.scenarios.test_examples import EXAMPLES, SANITIZED, Polling, compiled
 from tests.waiting import DEADLINE_S, eventually
 
 if TYPE_CHECKING:
@@ -87,8 +86,7 @@ class Node:
             narrow=self._narrow,
             pod_of=lambda _uid: None,
             remaining=lambda: {REF.pod},
-            events=Heard(),
-            health=Health(),
+            telemetry=builders.telemetry(events=Heard()),
         )
         assert self.keeper.prepare(REF, self._own)
 
@@ -130,16 +128,7 @@ def test_no_reader_ever_sees_a_file_in_part_or_a_generation_that_goes_back(folde
 @pytest.fixture(scope="module", params=[("-O2", "-static"), SANITIZED], ids=["static", "sanitized"])
 def follower(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Compile the sample, as its pod does and so that undefined behaviour ends it."""
-    if shutil.which("cc") is None:
-        pytest.skip("no C compiler: install cc (apt-get install gcc libc6-dev)")
-    program = tmp_path_factory.mktemp("follower") / "follower"
-    try:
-        subprocess.run(["cc", *COMPILED, *request.param, "-o", program, FOLLOWER], check=True)
-    except subprocess.CalledProcessError:
-        if request.param is not SANITIZED:
-            raise
-        pytest.skip("this compiler has no address sanitizer")
-    return program
+    return compiled(FOLLOWER, request.param, tmp_path_factory.mktemp("follower"))
 
 
 @contextmanager

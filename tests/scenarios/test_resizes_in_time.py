@@ -23,7 +23,6 @@ from cpupool.host.own_folders import OwnFolders
 from cpupool.host.root import HostRoot
 from cpupool.manager import resizing
 from cpupool.manager.manager import Manager
-from cpupool.telemetry.health import Health
 from cpupool.wire.cpu_manager_state import State
 from tests import builders
 from tests.events import Heard
@@ -78,8 +77,7 @@ class Life:
             narrow=manager.narrow,
             pod_of=lambda _uid: self.pod,
             remaining=lambda: None,
-            events=Heard(),
-            health=Health(),
+            telemetry=builders.telemetry(events=Heard()),
             now_s=lambda: self.now_s,
             wall_s=lambda: 1e9 + self.now_s,
         )

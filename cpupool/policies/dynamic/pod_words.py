@@ -28,7 +28,7 @@ class PodWords(NamedTuple):
 
 
 def of_pod(annotations: Mapping[str, str], names: Names) -> PodWords:
-    """Read the words of a pod; one that cannot be read counts as none."""
+    """Read the words of a pod; an unreadable word has no effect."""
     notice_s = notice_seconds(annotations.get(names.notice, ""))
     moves = _MOVES.get(annotations.get(names.moves, ""))
     misread = [NOTICE] if notice_s is None and names.notice in annotations else []

@@ -13,7 +13,7 @@ from cpupool.core.cpu_manager import MAX_NOTICE
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import NotEnoughCPUs
 from cpupool.core.grants import WHOLE_POD
-from cpupool.policies.base import Choice, Operation
+from cpupool.policies.base import Choice, Operation, other_request
 from cpupool.policies.dynamic import pod_words
 from cpupool.policies.layout import Level
 from cpupool.policies.static.policy import StaticPolicy, take, topology_hints
@@ -116,8 +116,7 @@ class DynamicPolicy(StaticPolicy):
         name = to_place.container.name
         if leaving := grant.in_force(name) - grant.part(name):
             return f"it leaves CPUs {leaving} when its notice ends"
-        has, requested = grant.part(name), requests.get(name, 0)
-        if to_place.pod.qos is None or WHOLE_POD in grant.parts or requested == len(has):
+        # A pod that owns CPUs as a whole is of an earlier policy, and no resize changes it.
+        if WHOLE_POD in grant.parts or not (other := other_request(grant, to_place, requests)):
             return ""
-        now = f"cpu {requested}" if requested else "no whole number of CPUs"
-        return f"it requests {now}, and has CPUs {has} until the kubelet resizes it"
+        return f"{other}, and has CPUs {grant.part(name)} until the kubelet resizes it"

@@ -86,8 +86,6 @@ class Conversation:
         runtime: the container runtime.
         obstacles: finds the reasons to hold a container.
         responses: makes the responses about single containers.
-        resize: gives a container another number of its own CPUs; raises PlacementError, and
-            changes nothing, if that is not possible.
         look: asks for a sweep, which also asks the kubelet.
         metrics: counts requests.
         decided: returns the decisions, once their choices are recorded; None for no record.
@@ -101,7 +99,6 @@ class Conversation:
         obstacles: Obstacles,
         responses: Responses,
         *,
-        resize: Callable[[ContainerRef, int], None],
         look: Callable[[], None],
         metrics: Metrics,
         decided: Callable[[], Snapshot] | None = None,
@@ -111,7 +108,6 @@ class Conversation:
         self._runtime = runtime
         self._obstacles = obstacles
         self._responses = responses
-        self._resize = resize
         self._look = look
         self._metrics = metrics
         self._decided = decided or manager.snapshot
@@ -245,7 +241,7 @@ class Conversation:
         try:
             count = resizing.asked(message, before)
             if count is not None:
-                self._resize(ContainerRef(known.pod, known.name), count)
+                self._manager.resize(ContainerRef(known.pod, known.name), count)
         except PlacementError as error:
             return self._responses.refuse_resize(message, error, before)
         if message.owns != known.owns:

@@ -15,7 +15,7 @@ from cpupool.core.workloads import ContainerRef
 from cpupool.host import files
 from cpupool.host.own_folders import OwnFolders
 from cpupool.manager.resizing import OwnCPUs, Reason
-from cpupool.telemetry.health import Health
+from tests import builders
 from tests.loops import running
 from tests.own_cpus import NOTICE_S, POD, REF, UID, Node
 from tests.waiting import eventually
@@ -582,8 +582,7 @@ def test_the_loop_ends_a_notice_by_itself(folder: Path) -> None:
         narrow=node.narrow,
         pod_of=lambda _uid: POD,
         remaining=lambda: {UID},
-        events=node.heard,
-        health=Health(),
+        telemetry=builders.telemetry(events=node.heard),
     )
     with running(settled.run, wake=settled.wake):
         node.own[REF] = replace(
