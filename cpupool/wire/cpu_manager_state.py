@@ -12,9 +12,9 @@ Source: kubernetes pkg/kubelet/cm/cpumanager/state (checkpoint.go, state.go). Th
 * 4, since 1.37: the same content as JSON in the text `data`, with a checksum of its own. The other
   keys are a copy for older kubelets, without a checksum.
 
-The checksum covers Go's dump of the struct, with its name. Kubelets have renamed the struct, and
-check a file without CPUs of pods as version 3, too, so several checksums are right. Checksum 0
-means that there is none. Go reads keys in upper and lower case.
+The checksum (`checkpoint_checksum.py`) covers Go's dump of the struct, with its name. Kubelets have
+renamed the struct, and check a file without CPUs of pods as version 3, too, so several checksums
+are right. Checksum 0 means that there is none. Go reads keys in upper and lower case.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import CPUSetParseError
 from cpupool.core.grants import Change, Sharing
-from cpupool.wire.checkpoints import Reader, dump_map
+from cpupool.wire.checkpoint_checksum import Reader, dump_map
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

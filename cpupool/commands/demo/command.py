@@ -33,7 +33,7 @@ from cpupool.core import default_pool
 from cpupool.core.cpu_manager import RESERVED
 from cpupool.core.errors import ManifestError, PodRefused
 from cpupool.core.names import Names
-from cpupool.core.resources import CPU
+from cpupool.core.pod_resources import CPU
 from cpupool.host.installed_policies import find_policy
 from cpupool.kube import manifests, views
 from cpupool.kube.earlier_admission import EarlierAdmission

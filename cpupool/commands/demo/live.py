@@ -21,7 +21,7 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import CPUPoolError, RemoteProtocolError
 from cpupool.core.grants import WHOLE_POD
 from cpupool.core.names import EXCLUSIVE_CPUS, SHARED_CPUS, pool_variable
-from cpupool.core.resources import CPU
+from cpupool.core.pod_resources import CPU
 from cpupool.core.workloads import ContainerRef
 from cpupool.host.cgroupfs import CgroupFS
 from cpupool.host.sysfs import Sysfs
