@@ -1,11 +1,13 @@
-"""The keeper of own CPUs announces changes of their CPUs to containers, and keeps the notice.
+"""The keeper of own CPUs tells containers before they lose CPUs, and waits for the notice to end.
 
 A container that loses CPUs reads in its folder which CPUs these are, and the earliest time of the
 loss. The keeper first writes the folder, and begins the notice then. After the notice the keeper
-narrows the container. When the kernel has the CPUs, the keeper writes into the folder that the
-change is complete. If a container gets CPUs, the keeper writes the folder when the kernel has them.
+narrows the container. When the kernel reports that the container's cpuset is the new set, the
+keeper writes into the folder that the change is complete. If a container gets CPUs, the keeper
+writes the folder when the kernel reports the new CPUs in the cpuset.
 
-If the keeper cannot write a folder, the notice still ends: a full disk keeps no CPU from others.
+If the keeper cannot write a folder, the notice still ends at its time: other containers get the
+CPUs also when the disk is full.
 """
 
 from __future__ import annotations

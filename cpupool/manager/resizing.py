@@ -1,9 +1,9 @@
 """An in-place resize: a running container gets more or fewer CPUs of its own.
 
-A call of the runtime changes a grant (`resized`). The container owns new CPUs at once. CPUs that it
-loses stay in force during its notice. After the notice the container must leave them, and it owns
-them until the kernel reports that it has left. While the agent waits for this report, `resized`
-refuses a further resize of the container.
+A call of the runtime changes a grant (`resized`). The container owns new CPUs at once. During its
+notice it may still run on the CPUs that it loses. After the notice the container must leave them,
+and it owns them until the kernel reports that it has left. While the agent waits for this report,
+`resized` refuses a further resize of the container.
 
 Sources: KEP-1287 (in-place resize), KEP-5554 (the baseline), KEP-6122 (the delay).
 """
