@@ -55,8 +55,6 @@ _GRANTED: Final = "cpuset.cpus.exclusive.effective"
 _PARTITION: Final = "cpuset.cpus.partition"
 _MEMBER: Final = "member"
 _WRITTEN: Final = frozenset({_CPUS, _EXCLUSIVE, _PARTITION})
-_UNITS: Final = (".service", ".socket", ".mount", ".swap")
-"""The names of systemd's cgroups that look like files of the kernel; slices and scopes do not."""
 _INVALID: Final = "invalid"
 
 
@@ -208,7 +206,8 @@ class UsableCPUs:
 
 def _may_take(name: str) -> bool:
     """Return whether a file or a cgroup of this name can take CPUs from others."""
-    return name in _WRITTEN or name.endswith(_UNITS) or cgroup_names.is_cgroup(name)
+    cgroup = cgroup_names.is_cgroup(name) or cgroup_names.is_service(name)
+    return cgroup or name in _WRITTEN
 
 
 class _Limits:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import CPUSetParseError
-from cpupool.core.grants import Change, Sharing
+from cpupool.core.grants import RecordedChange, Sharing
 from cpupool.wire.checkpoint_checksum import Reader, dump_map
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class State:
     boot_id: str = ""
     settled: Mapping[str, str] = field(default_factory=dict)
     sharing: Mapping[str, Sharing] = field(default_factory=dict)
-    changes: Mapping[str, Mapping[str, Change]] = field(default_factory=dict)
+    changes: Mapping[str, Mapping[str, RecordedChange]] = field(default_factory=dict)
 
 
 def parse(data: bytes) -> State:
@@ -125,10 +125,10 @@ def encode(state: State) -> bytes:
     return json.dumps(document, separators=(",", ":")).encode()
 
 
-def _changes(found: Mapping[str, object]) -> Mapping[str, Mapping[str, Change]]:
+def _changes(found: Mapping[str, object]) -> Mapping[str, Mapping[str, RecordedChange]]:
     return {
         pod: {
-            name: Change(sets.get(_BASELINE, CPUSet()), sets.get(_LEAVING, CPUSet()))
+            name: RecordedChange(sets.get(_BASELINE, CPUSet()), sets.get(_LEAVING, CPUSet()))
             for name, raw in _READER.typed(containers, dict, f"changes.{pod}").items()
             for sets in (_sets(raw, f"changes.{pod}.{name}"),)
         }

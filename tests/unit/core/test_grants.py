@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.grants import Change, Grant, GrantConflict, Grants, PodOwner, Source
+from cpupool.core.grants import Grant, GrantConflict, Grants, PodOwner, RecordedChange, Source
 from tests.builders import resource
 from tests.machines import MACHINES
 
@@ -68,9 +68,9 @@ def test_a_container_that_shrinks_has_its_cpus_until_the_kernel_has_moved_it() -
 def test_a_container_that_grows_keeps_its_baseline() -> None:
     web = grant(WEB, main="2", side="5").changing("main", CPUSet.parse("2-4"))
     assert (str(web.baseline("main")), str(web.baseline("side"))) == ("2", "5")
-    assert (web.leaving, web.changes) == ({}, {"main": Change(CPUSet.of(2))})
+    assert (web.leaving, web.changes) == ({}, {"main": RecordedChange(CPUSet.of(2))})
     back = web.changing("main", CPUSet.parse("2-3"))
-    assert back.changes == {"main": Change(CPUSet.of(2), CPUSet.of(4))}
+    assert back.changes == {"main": RecordedChange(CPUSet.of(2), CPUSet.of(4))}
     cut = back.cut(CPUSet.parse("2-3,5"))
     assert (cut.leaving, str(cut.cpus)) == ({}, "2-3,5")
     with pytest.raises(GrantConflict):
