@@ -35,6 +35,7 @@ class Node:
         remaining: the pods that are there; None while they are not known.
         narrowed: (time, container, CPUs) of each end of a notice.
         seen: each document that a reader of the container has seen, without its repetitions.
+        announced: how many notices have begun.
     """
 
     folder: Path
@@ -45,6 +46,7 @@ class Node:
     heard: Heard = field(default_factory=Heard)
     seen: list[dict[str, Any]] = field(default_factory=list)
     listed: bool = True
+    announced: int = 0
 
     def __post_init__(self) -> None:
         self.root = HostRoot.under(self.folder)
@@ -62,6 +64,7 @@ class Node:
             narrow=self.narrow,
             pod_of=lambda uid: POD if self.listed and uid == UID else None,
             remaining=lambda: self.remaining,
+            announced=self.count,
             telemetry=builders.telemetry(events=self.heard),
             now_s=lambda: self.now_s,
             wall_s=wall_s,
@@ -97,6 +100,9 @@ class Node:
         }
         self.own[REF] = replace(self.own[REF], **parsed)
         self.look()
+
+    def count(self) -> None:
+        self.announced += 1
 
     def narrow(self, ref: ContainerRef, assigned: CPUSet) -> bool:
         own = self.own[ref]

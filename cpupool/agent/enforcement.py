@@ -145,6 +145,7 @@ class Enforcement:
             narrow=self._narrow,
             pod_of=self._pod_of,
             remaining=self._remaining,
+            announced=signals.of(Change.NOTICES),
             telemetry=telemetry,
         )
         self.writers = Writers(runtime.enforcement, plugin, cri, lambda: wait.waits)

@@ -74,6 +74,7 @@ class OwnCPUsKeeper(StepLoop):
         pod_of: returns the pod with a UID of the kubelet, if it is listed.
         remaining: returns the UIDs of the kubelet of all pods that are listed or have a cgroup;
             None while they are not known.
+        announced: called when a notice has begun; it must not block.
         telemetry: takes Events for a pod's author, and the beats of the loop.
         now_s: the monotonic clock of the machine, which containers read, too.
         wall_s: the wall clock.
@@ -89,6 +90,7 @@ class OwnCPUsKeeper(StepLoop):
         pod_of: Callable[[str], Pod | None],
         remaining: Callable[[], Collection[str] | None],
         telemetry: Telemetry,
+        announced: Callable[[], None] = lambda: None,
         now_s: Callable[[], float] = time.monotonic,
         wall_s: Callable[[], float] = time.time,
         look_s: float = _LOOK_S,
@@ -99,6 +101,7 @@ class OwnCPUsKeeper(StepLoop):
         self._narrow = narrow
         self._pod_of = pod_of
         self._remaining = remaining
+        self._announced = announced
         self._events = telemetry.events
         self._now_s = now_s
         self._wall_s = wall_s
@@ -130,6 +133,15 @@ class OwnCPUsKeeper(StepLoop):
             mount = self._folders.mount(ref) if self._keep(ref, own, created=True) else None
         self.wake()
         return mount
+
+    def notices(self) -> Mapping[ContainerRef, float]:
+        """Return the containers that know that CPUs leave → when these leave, in Unix time."""
+        with self._lock:
+            return {
+                ref: notice.change.not_before.wall_s
+                for ref, notice in self._notices.items()
+                if notice.change and notice.change.not_before
+            }
 
     def repaired(self, refs: Iterable[ContainerRef]) -> None:
         """Note that other programs' writes into these containers' cgroups have been repaired.
@@ -232,6 +244,7 @@ class OwnCPUsKeeper(StepLoop):
         if not lasts:
             # The delay begins after the attempt to write, whatever became of it.
             self._notices[ref] = _Notice(own.assigned, change, self._now_s() + own.notice_s)
+            self._announced()
             log.info(
                 "notice begins",
                 pod=ref.pod,
