@@ -42,6 +42,7 @@ class Node:
         looked_s: when the keeper has looked at them.
         narrowed: (time, container, CPUs) of each end of a notice.
         seen: each document that a reader of the container has seen, without its repetitions.
+        announced: how many notices have begun.
     """
 
     folder: Path
@@ -54,6 +55,7 @@ class Node:
     heard: Heard = field(default_factory=Heard)
     seen: list[dict[str, Any]] = field(default_factory=list)
     listed: bool = True
+    announced: int = 0
 
     def __post_init__(self) -> None:
         self.root = HostRoot.under(self.folder)
@@ -68,6 +70,7 @@ class Node:
         self.keeper = OwnCPUsKeeper(
             self,
             OwnFolders(self.root, self.heard, wall_s=wall_s),
+            announced=self.count,
             telemetry=builders.telemetry(events=self.heard),
             now_s=lambda: self.now_s,
             wall_s=wall_s,
@@ -118,6 +121,9 @@ class Node:
 
     def remaining(self) -> set[str] | None:
         return self.there
+
+    def count(self) -> None:
+        self.announced += 1
 
     def narrow(self, ref: ContainerRef, assigned: CPUSet) -> bool:
         own = self.own[ref]

@@ -85,6 +85,7 @@ class OwnCPUsKeeper(StepLoop):
     Args:
         owners: the containers whose own CPUs may change.
         folders: the folders of the containers; only this role writes them.
+        announced: called when a notice has begun; it must not block.
         telemetry: takes Events for a pod's author, and the beats of the loop.
         now_s: the monotonic clock of the machine, which containers read, too.
         wall_s: the wall clock.
@@ -97,6 +98,7 @@ class OwnCPUsKeeper(StepLoop):
         folders: OwnFolders,
         *,
         telemetry: Telemetry,
+        announced: Callable[[], None] = lambda: None,
         now_s: Callable[[], float] = time.monotonic,
         wall_s: Callable[[], float] = time.time,
         look_s: float = _LOOK_S,
@@ -104,6 +106,7 @@ class OwnCPUsKeeper(StepLoop):
         super().__init__(partial(telemetry.health.beat, NAME))
         self._owners = owners
         self._folders = folders
+        self._announced = announced
         self._events = telemetry.events
         self._now_s = now_s
         self._wall_s = wall_s
@@ -138,6 +141,15 @@ class OwnCPUsKeeper(StepLoop):
             mount = self._folders.mount(ref) if self._keep(ref, own, created=True) else None
         self.wake()
         return mount
+
+    def notices(self) -> Mapping[ContainerRef, float]:
+        """Return the containers that know that CPUs leave → when these leave, in Unix time."""
+        with self._lock:
+            return {
+                ref: notice.change.not_before.wall_s
+                for ref, notice in self._notices.items()
+                if notice.change and notice.change.not_before
+            }
 
     def repaired(self, refs: Iterable[ContainerRef]) -> None:
         """Note that other programs' writes into these containers' cgroups have been repaired.
@@ -257,6 +269,7 @@ class OwnCPUsKeeper(StepLoop):
             self._notices[ref] = _Notice(
                 own.assigned, own.leaving, change, now_s + own.notice_s, threads_s
             )
+            self._announced()
             log.info(
                 "notice begins",
                 pod=ref.pod,

@@ -226,6 +226,7 @@ def _granted(facts: NodeFacts, grants: Grants, claim: _Claim) -> Grants:
                 whole_cores=False,
                 leaving={name: Leaving(leaving)} if leaving else {},
                 baselines={name: change.baseline} if change else {},
+                resizes={name: change.resizes} if change else {},
             )
             added = grants.adding([grant])
             # A part that would be cut has another owner.

@@ -15,9 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import takewhile
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from cpupool.core.assignments import Step
 from cpupool.core.cpu_manager import TopologyPolicy
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import DevicesUnnamed, NotEnoughCPUs, PlacementError
@@ -41,10 +40,6 @@ if TYPE_CHECKING:
     from cpupool.policies.view import NodeView
 
 
-_TOLD: Final = 7
-"""The number of earlier reasons that are told beside the last resize."""
-
-
 class ResizeRefused(PlacementError):
     """A resize that the rules of the policy do not allow."""
 
@@ -53,7 +48,13 @@ class ResizeRefused(PlacementError):
 
 
 def resized(
-    facts: NodeFacts, seen: NodeView, ref: ContainerRef, count: int, *, runs: bool = True
+    facts: NodeFacts,
+    seen: NodeView,
+    ref: ContainerRef,
+    count: int,
+    *,
+    unix_s: int | None = None,
+    runs: bool = True,
 ) -> Grants:
     """Return the grants after a resize of one container.
 
@@ -62,6 +63,7 @@ def resized(
         seen: the policies' view of the node.
         ref: the container.
         count: how many CPUs of its own it requests; 0 for no whole number.
+        unix_s: the time now, if it is known.
         runs: whether it runs, so that it may have pinned threads where it began.
 
     Raises:
@@ -72,10 +74,12 @@ def resized(
     if pod is None or grant is None or not grant.resizable(ref.name):
         what = "the CPU manager policy has given it no CPUs of its own"
         raise ResizeRefused(what, "create the pod again with the new request")
-    return _Resize(facts, seen, pod, grant, ref.name, count, runs=runs).grants()
+    return _Resize(facts, seen, pod, grant, ref.name, count, unix_s, runs=runs).grants()
 
 
-def begun(facts: NodeFacts, seen: NodeView, ref: ContainerRef, count: int) -> Grants:
+def begun(
+    facts: NodeFacts, seen: NodeView, ref: ContainerRef, count: int, *, unix_s: int | None = None
+) -> Grants:
     """Return the grants before a container is created: it has what it requests, without a notice.
 
     A request that does not fit changes nothing: then it has as many CPUs as before.
@@ -85,7 +89,7 @@ def begun(facts: NodeFacts, seen: NodeView, ref: ContainerRef, count: int) -> Gr
         return grants
     if count:
         with suppress(PlacementError):
-            grants = resized(facts, seen, ref, count, runs=False)
+            grants = resized(facts, seen, ref, count, unix_s=unix_s, runs=False)
     grant = grants.chosen.get(ref.pod)
     leaving = grant.leaving.get(ref.name) if grant else None
     if grant and leaving and leaving.in_force:
@@ -104,6 +108,7 @@ class _Resize:
         grant: the pod's grant.
         name: the container.
         count: how many CPUs of its own it requests; 0 for no whole number.
+        unix_s: the time now, if it is known.
         runs: whether it runs.
     """
 
@@ -113,6 +118,7 @@ class _Resize:
     grant: Grant
     name: str
     count: int
+    unix_s: int | None = None
     runs: bool = True
 
     @property
@@ -140,7 +146,7 @@ class _Resize:
         request = self._aligned(self._more()) if grows else self._fewer()
         chosen = facts.policy.choose(self.seen, request)
         choice = guard.checked(facts.pools.cpu_manager.policy, request, chosen)
-        grant = self.grant.changing(self.name, choice.cpus, self._told(choice.cpus))
+        grant = self.grant.changing(self.name, choice.cpus, self.unix_s)
         if self.name in grant.leaving and not notice_s(facts, self.pod):
             # Without a notice the answer to the runtime has the CPUs that stay.
             grant = grant.narrowed(self.name)
@@ -148,13 +154,6 @@ class _Resize:
         if grows:
             self._check(made)
         return made
-
-    def _told(self, cpus: CPUSet) -> tuple[Step, ...]:
-        """Return the reasons for the container's CPUs; this resize is the last reason."""
-        gained, lost = cpus - self.has, self.has - cpus
-        why = f"from cpu {len(self.has)} to {self.count}"
-        why += f": CPUs {gained} come" if gained else f": CPUs {lost} go"
-        return (*self.grant.reason(self.name)[-_TOLD:], Step("resize", why, cpus))
 
     def _request(self, available: CPUSet, has: CPUSet) -> ChoiceRequest:
         resize = Operation.RESIZE

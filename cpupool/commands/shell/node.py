@@ -89,6 +89,14 @@ class ClusterNode:
         """
         return InCluster(self.name, *self.server.node_topology(self.name))
 
+    def kubelet_version(self) -> str:
+        """Ask for the version of its kubelet.
+
+        Raises:
+            APIError: the API server does not answer, or refuses.
+        """
+        return self.server.kubelet_version(self.name)
+
     def pods(self) -> Sequence[Body]:
         """Ask for its pods.
 
@@ -168,6 +176,14 @@ class NodeSources:
             APIError: the API server does not answer, or refuses.
         """
         return None if self.cluster is None else self.cluster.topology()
+
+    def kubelet_version(self) -> str | None:
+        """Ask the API server for the kubelet's version; None where none is named.
+
+        Raises:
+            APIError: the API server does not answer, or refuses.
+        """
+        return None if self.cluster is None else self.cluster.kubelet_version()
 
     def pods(self) -> Sequence[Body] | None:
         """Ask the API server for the node's pods; None where none is named.

@@ -17,7 +17,7 @@ from cpupool.host.own_folders import OwnFolders
 from cpupool.manager.resizing import OwnCPUs, Reason
 from tests import builders
 from tests.loops import running
-from tests.own_cpus import NOTICE_S, REF, UID, Node
+from tests.own_cpus import BEGUN_S, NOTICE_S, REF, UID, Node
 from tests.waiting import eventually
 
 if TYPE_CHECKING:
@@ -72,6 +72,18 @@ def test_a_shrink_is_announced_waited_for_and_told_as_complete(node: Node) -> No
     assert node.generations == 3
     node.look(100.0)
     assert (node.generations, len(node.narrowed)) == (3, 1)
+
+
+def test_the_end_of_a_notice_is_known_from_its_begin_to_its_end(node: Node) -> None:
+    node.create("0-7")
+    assert (node.keeper.notices(), node.announced) == ({}, 0)
+    node.resize("0-5")
+    ends = {REF: BEGUN_S + 1005.0}
+    assert (node.keeper.notices(), node.announced) == (ends, 1)
+    node.look(4.0)
+    assert (node.keeper.notices(), node.announced) == (ends, 1)
+    node.look(1.0)
+    assert (node.keeper.notices(), node.announced) == ({}, 1)
 
 
 def test_cpus_that_come_are_told_once_the_kernel_has_them(node: Node) -> None:

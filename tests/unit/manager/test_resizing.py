@@ -15,7 +15,7 @@ from cpupool.core.cgroups import FoundContainer
 from cpupool.core.cpu_manager import CPUManager, Misfit, StaticOptions, TopologyPolicy
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import PlacementError
-from cpupool.core.grants import RecordedChange
+from cpupool.core.grants import PastResize, RecordedChange
 from cpupool.core.names import POLICY_CPUS
 from cpupool.core.plugin_facts import PluginFacts
 from cpupool.core.pools import MixedCPUs, NodePools, Pool
@@ -80,8 +80,12 @@ class Node:
         """Give what is assigned to the application, where it runs, and where it began."""
         return str(self.own.assigned), str(self.own.in_force), str(self.own.baseline)
 
-    def resize(self, count: int) -> None:
-        self.manager.resize(APP, count)
+    @property
+    def changes(self) -> Mapping[str, RecordedChange]:
+        return self.manager.snapshot().resolution.view.chosen["app-uid"].changes
+
+    def resize(self, count: int, unix_s: int | None = None) -> None:
+        self.manager.resize(APP, count, unix_s)
 
     def end_notice(self) -> None:
         assert self.manager.narrow(APP, self.own.assigned)
@@ -335,27 +339,21 @@ class Restarted(Node):
         self.manager.observe(pods=pods)
         chosen = CPUSet.parse_or_empty(self._annotated)
         owns = pods[0].containers[0].whole_cpus
-        self.manager.observe_containers(
-            [
-                RuntimeContainer(
-                    ContainerID("app-id"),
-                    "app-uid",
-                    "default",
-                    "app",
-                    "app",
-                    chosen=chosen,
-                    owns=owns,
-                )
-            ]
-        )
+        self.manager.observe_containers([sighted(owns, chosen)])
         found = FoundContainer("app-uid", ContainerID("app-id"), "kubepods/app/app", self._runs)
         self.manager.adopt((found,), self._state)
 
 
+def sighted(owns: int, chosen: CPUSet | None = None) -> RuntimeContainer:
+    """Give the application's container as the runtime has it."""
+    ids = (ContainerID("app-id"), "app-uid", "default", "app", "app")
+    return RuntimeContainer(*ids, chosen=chosen or CPUSet(), owns=owns)
+
+
 def grown_and_shrunk() -> Node:
     node = Node(app(4))
-    node.resize(8)
-    node.resize(6)
+    node.resize(8, 1000)
+    node.resize(6, 2000)
     return node
 
 
@@ -430,9 +428,28 @@ def test_a_recorded_change_of_other_cpus_than_the_recorded_ones_is_not_believed(
 
 def test_the_record_names_what_has_changed() -> None:
     node = grown_and_shrunk()
-    grant = node.manager.snapshot().resolution.view.chosen["app-uid"]
     left = node.own.in_force - node.own.assigned
-    assert grant.changes == {"app": RecordedChange(CPUSet.parse("2-5"), left)}
+    resizes = (
+        PastResize(CPUSet.parse("2-5"), CPUSet.parse("1-8"), 1000),
+        PastResize(CPUSet.parse("1-8"), CPUSet.parse("1-5,8"), 2000),
+    )
+    assert node.changes == {"app": RecordedChange(CPUSet.parse("2-5"), left, resizes)}
+    again = Restarted(node, node.runs_on(), annotated="2-5")
+    assert again.changes == node.changes
+
+
+def test_a_resize_that_no_agent_has_answered_has_no_time() -> None:
+    node = Node(app(2))
+    node.manager.observe_containers([sighted(owns=2)])
+    node.manager.observe_containers([sighted(owns=4)])
+    (resize,) = node.changes["app"].resizes
+    assert resize == PastResize(CPUSet.parse("2-3"), CPUSet.parse("2-5"))
+
+
+def test_a_container_that_begins_again_with_fewer_cpus_remembers_the_resize() -> None:
+    node = Node(app(2))
+    node.manager.begin(APP, 1, 3000)
+    assert [resize.unix_s for resize in node.changes["app"].resizes] == [3000]
 
 
 def test_without_a_notice_cpus_leave_with_the_answer() -> None:
