@@ -36,6 +36,7 @@ ELSEWHERE = {
         *("commands/pictures/simulation_results", "commands/pictures/plotting"),
     },
     "tests/unit/commands/demo/test_live.py": {"commands/demo/manifests", "commands/demo/samples"},
+    "tests/scenarios/test_demo_files.py": {"commands/demo/resizes"},
     "tests/scenarios/test_demo_plugins.py": {"plugins/demo"},
     "tests/unit/config/poolconfig": {"config/pool_file", "config/reader"},
     "tests/unit/config/test_kubelet_config.py": {"config/kubelet_settings"},

@@ -169,21 +169,22 @@ def test_the_history_of_a_container_outlives_the_agent(
             if step["rule"] in rules
         ]
 
-    def starts() -> bool:
-        world.node.try_again()
-        return not world.node.held()
-
     def announced() -> bool:
         return any(re.search(r"CPUs 4 leave in \d+ s, at ", line) for line in explained("leaving"))
 
-    with test_agent_process.living(folder, machine, {"role": "worker"}, nri=True) as world:
-        world.mount.show(worker=f"{POOLS}nodeSelector: {{role: worker}}\n")
-        with world.agent(end=signal.SIGKILL):
-            eventually(lambda: world.node.plugged, "the agent answers the runtime")
-            pod = run(world, "web", "2")
+    with test_agent_process.living(folder, machine, {"role": "worker"}, nri=True) as there:
+
+        def starts() -> bool:
+            there.node.try_again()
+            return not there.node.held()
+
+        there.mount.show(worker=f"{POOLS}nodeSelector: {{role: worker}}\n")
+        with there.agent(end=signal.SIGKILL):
+            eventually(lambda: there.node.plugged, "the agent answers the runtime")
+            pod = run(there, "web", "2")
             eventually(starts, "the pod starts")
-            world.node.resize(pod.uid, {"main": "4"})
-            world.node.resize(pod.uid, {"main": "3"})
+            there.node.resize(pod.uid, {"main": "4"})
+            there.node.resize(pod.uid, {"main": "3"})
             eventually(announced, "the agent tells when a CPU leaves")
             resizes = explained("resize")
         assert [re.sub(r"^\d{4}-[^ ]*Z: ", "", line) for line in resizes] == [
@@ -191,7 +192,7 @@ def test_the_history_of_a_container_outlives_the_agent(
             "from cpu 4 to 3: it gave CPUs 4 back => 1-3",
         ]
         status.unlink()
-        with world.agent():
+        with there.agent():
             eventually(announced, "the next agent tells the same")
             assert explained("resize") == resizes
 

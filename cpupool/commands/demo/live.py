@@ -7,7 +7,6 @@ own word.
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from contextlib import ExitStack, contextmanager
@@ -31,6 +30,8 @@ from cpupool.local.node import EmbeddedNode
 from cpupool.manager import by_plugins, report
 from cpupool.manager.manager import Manager
 from cpupool.policies.view import BEST_EFFORT, DEFAULT
+from cpupool.wire import json_text
+from cpupool.wire.json_text import Fields
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
@@ -304,8 +305,7 @@ class LiveNode:
         def tells() -> bool:
             nonlocal told
             told = (folder / "cpus.json").read_text().strip()
-            members: Mapping[str, object] = json.loads(told)
-            return expected.items() <= members.items()
+            return expected.items() <= Fields.of(json_text.load(told)).members.items()
 
         if not self._await(tells):
             raise RemoteProtocolError(

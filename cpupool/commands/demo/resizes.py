@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -11,6 +10,8 @@ from cpupool.commands.demo.manifests import SHARING, pod, whole
 from cpupool.commands.shell import reasons
 from cpupool.core.names import OWN_FOLDER
 from cpupool.core.pools import MILLI_PER_CPU
+from cpupool.wire import json_text
+from cpupool.wire.json_text import Fields
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -138,5 +139,4 @@ class _Act:
         """Read as the container does, once it can read this."""
         text = self.live.await_told(self.owner, _CONTAINER, **expected)
         self.tell(f"Its container reads in {OWN_FOLDER}/cpus.json: {text}")
-        read: Mapping[str, Any] = json.loads(text)
-        return read
+        return Fields.of(json_text.load(text)).members
