@@ -250,7 +250,12 @@ def followed(facts: NodeFacts, pods: tuple[Pod, ...], before: Choices) -> Choice
 
 
 def unanswered(facts: NodeFacts, grants: Grants) -> Iterator[tuple[ContainerRef, int]]:
-    """Yield the containers whose request in the runtime is not what they have, with its CPUs."""
+    """Yield the containers whose request in the runtime is not what they have, with its CPUs.
+
+    A container that has what its pod requests is none: the runtime may have failed to resize it
+    after the agent had agreed, or it may have forgotten the resize, as CRI-O does when it starts
+    again. The kubelet then resizes once more.
+    """
     if not facts.policy.kind.resizes:
         return
     requested: defaultdict[ContainerRef, set[int]] = defaultdict(set)
@@ -262,8 +267,15 @@ def unanswered(facts: NodeFacts, grants: Grants) -> Iterator[tuple[ContainerRef,
         # A container that starts again may be known twice for a moment.
         if grant and len(counts) == 1 and grant.resizable(ref.name):
             (count,) = counts
-            if count != len(grant.parts[ref.name]):
+            has = len(grant.parts[ref.name])
+            if has != count and has != _wished(facts, ref):
                 yield ref, count
+
+
+def _wished(facts: NodeFacts, ref: ContainerRef) -> int | None:
+    """Return how many CPUs of its own a container requests in the spec of its pod."""
+    pod = next((pod for pod in facts.pods or () if pod.cgroup_uid == ref.pod), None)
+    return choosing.requested(facts, pod).get(ref.name) if pod else None
 
 
 class Reason(Enum):

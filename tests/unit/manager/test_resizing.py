@@ -247,9 +247,26 @@ def test_a_resize_that_no_agent_answered_is_followed() -> None:
     node = Node(app(2))
     seen = RuntimeContainer(ContainerID("app-id"), "app-uid", "default", "app", "app", owns=4)
     node.manager.observe_containers([seen])
+    assert node.runs_on() == "2-3", "the pod requests what it has"
+    node.manager.observe(pods=[app(4)])
     assert node.runs_on() == "2-5"
     node.manager.observe_containers([replace(seen, owns=40)])
     assert node.runs_on() == "2-5"
+
+
+def test_a_runtime_that_has_forgotten_a_resize_takes_no_cpu_back() -> None:
+    """CRI-O reads the shares of a container's creation when it starts."""
+    node = Node(app(2))
+    seen = RuntimeContainer(ContainerID("app-id"), "app-uid", "default", "app", "app", owns=2)
+    node.manager.observe_containers([seen])
+    node.manager.observe(pods=[app(4)])
+    node.resize(4)
+    node.manager.observe_containers([seen], every=True)
+    assert node.said == ("2-5", "2-5", "2-3")
+    # What the kubelet has allocated while no agent was there.
+    node.manager.observe(pods=[app(6)])
+    node.manager.observe_containers([replace(seen, owns=3)], every=True)
+    assert node.said == ("2-4", "2-5", "2-3")
 
 
 def test_a_container_that_starts_again_has_its_new_request_at_its_creation() -> None:
@@ -258,6 +275,7 @@ def test_a_container_that_starts_again_has_its_new_request_at_its_creation() -> 
     first = RuntimeContainer(ContainerID("app-id"), "app-uid", "default", "app", "app", owns=2)
     sandbox = replace(first, id=ContainerID("sandbox"), name="", owns=None)
     node.manager.observe_containers([sandbox, first])
+    node.manager.observe(pods=[app(4)])
     node.manager.forget_containers([first.id])
     node.manager.observe_containers([replace(first, id=ContainerID("again"), owns=4)])
     assert node.runs_on() == "2-5"

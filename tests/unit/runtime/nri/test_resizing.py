@@ -295,6 +295,14 @@ class TestOtherUpdates:
         assert answer.update[0].linux.resources.cpu.quota.value == -1
         assert agent.resizing.asked == []
 
+    def test_shares_that_the_runtime_has_forgotten_resize_nothing(
+        self, agent: Node, plugin: Plugin
+    ) -> None:
+        """CRI-O has those of the creation after a restart."""
+        plugin.update(MAIN, shares=4 * CPU)
+        assert cpus(plugin.update(MAIN, "0-7")) == [("c1", "1-4", True)]
+        assert agent.resizing.asked == [(WEB.cgroup_uid, 4)]
+
     def test_another_program_takes_no_container_off_its_cpus(
         self, agent: Node, plugin: Plugin
     ) -> None:
