@@ -65,6 +65,8 @@ class _Notice:
     Attributes:
         assigned: the CPUs that stay.
         leaving: the CPUs that leave.
+        ready: whether the kernel had the CPUs in force when it began: only then the folder tells of
+            it, and otherwise it begins anew once the kernel has them.
         change: what the folder tells; None without a delay: one notice then tells what has left.
         due_s: when the CPUs are taken.
         threads_s: when the agent looks next whether a thread needs them; infinite for never.
@@ -72,6 +74,7 @@ class _Notice:
 
     assigned: CPUSet
     leaving: CPUSet
+    ready: bool
     change: ToldChange | None
     due_s: float
     threads_s: float
@@ -256,8 +259,16 @@ class OwnCPUsKeeper(StepLoop):
                 return self._tell(ref, _complete(before, own), before)
             return True
         notice = self._notices.get(ref)
-        lasts = notice is not None and notice.assigned == own.assigned
-        change = notice.change if notice and lasts else self._announcement(before, own)
+        # CPUs that come are told once the kernel has them, also where others leave at once.
+        ready = created or own.settled or (before is not None and own.in_force <= before.cpus)
+        lasts = (
+            notice is not None
+            and notice.assigned == own.assigned
+            and (notice.ready or not ready or not has_folder)
+        )
+        change = notice.change if notice and lasts else None
+        if ready and not lasts:
+            change = self._announcement(before, own)
         right = True
         if has_folder and (created or change):
             told = Told(own.in_force, own.assigned, own.baseline, change)
@@ -265,9 +276,9 @@ class OwnCPUsKeeper(StepLoop):
         if not lasts:
             # The delay begins after the attempt to write, whatever became of it.
             now_s = self._now_s()
-            threads_s = now_s + _REACTION_S if has_folder and right else math.inf
+            threads_s = now_s + _REACTION_S if has_folder and right and ready else math.inf
             self._notices[ref] = _Notice(
-                own.assigned, own.leaving, change, now_s + own.notice_s, threads_s
+                own.assigned, own.leaving, ready, change, now_s + own.notice_s, threads_s
             )
             self._announced()
             log.info(

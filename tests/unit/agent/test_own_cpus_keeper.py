@@ -151,6 +151,30 @@ def test_a_request_that_takes_back_more_is_told_with_what_has_come(node: Node) -
     assert node.told == ("0-8", "0-8", "grow +8")
 
 
+def test_a_shrink_before_the_kernel_has_what_has_come_is_announced_once_it_has(node: Node) -> None:
+    node.create("0-1")
+    node.resize("0-3")
+    node.look(1.0)
+    node.resize("0-2", settled=False)
+    assert (node.told, node.generations) == (("0-1", "0-1", ""), 1)
+    node.look(2.0)
+    node.change(settled=True)
+    assert node.told == ("0-3", "0-2", "compact -3 +2 @1008")
+    node.look(4.999)
+    assert node.narrowed == []
+    node.look(0.001)
+    assert node.narrowed == [(1008.0, "main", "0-2")]
+
+
+def test_cpus_that_the_kernel_never_gives_are_taken_back_after_the_delay(node: Node) -> None:
+    node.create("0-1")
+    node.resize("0-3")
+    node.resize("0-2", settled=False)
+    node.look(5.0)
+    assert node.narrowed == [(1005.0, "main", "0-2")]
+    assert node.told == ("0-1", "0-1", "")
+
+
 def test_without_a_delay_there_is_one_notice(node: Node) -> None:
     node.create("0-7", notice_s=0)
     node.resize("0-5")

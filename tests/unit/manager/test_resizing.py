@@ -459,6 +459,7 @@ def test_the_record_names_what_has_changed() -> None:
 def test_a_resize_that_no_agent_has_answered_has_no_time() -> None:
     node = Node(app(2))
     node.manager.observe_containers([sighted(owns=2)])
+    node.manager.observe(pods=[app(4)])
     node.manager.observe_containers([sighted(owns=4)])
     (resize,) = node.changes["app"].resizes
     assert resize == PastResize(CPUSet.parse("2-3"), CPUSet.parse("2-5"))
