@@ -68,7 +68,7 @@ class Demos:
                 super().__init__(where, place, settings, labels, written.sys, **others)
 
         patch.setattr(command, "open_machine", lambda _: written.topology())
-        patch.setattr(command, "LiveNode", Node)
+        patch.setattr(command, "_live_node", lambda: Node)
         patch.setattr(command, "DemoPlugins", Plugins)
         patch.setattr(cgroups, "opened", opened)
         patch.setattr(ContainerProcess, "cpus_allowed", runs_on)

@@ -368,7 +368,7 @@ def test_after_a_resize_without_an_agent_others_leave_before_the_owner_gets_thei
     settings = CPUManager("dynamic", reserved=CPUSet.of(0))
     pools = NodePools.of(Pool.named("default", "0-7"), cpu_manager=settings)
     agent.manager.reconfigure(pools, MACHINE.topology())
-    agent.manager.observe(pods=[WEB, PLAIN])
+    agent.manager.observe(pods=[web("web", 4), PLAIN])
     agent.manager.adopt((), State("dynamic", entries={WEB.cgroup_uid: {"main": CPUSet.of(2, 3)}}))
     running = [
         replace(MAIN, cpus="2-3", shares=4 * CPU, state=nri_pb2.CONTAINER_RUNNING),
