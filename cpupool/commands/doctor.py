@@ -58,7 +58,7 @@ from cpupool.kube.client import APIError
 from cpupool.kubelet.podresources import PodResources
 from cpupool.policies import built_in
 from cpupool.runtime.cri import CRI
-from cpupool.wire import kubelet_checkpoint
+from cpupool.wire import device_checkpoint
 
 if TYPE_CHECKING:
     import argparse
@@ -443,7 +443,7 @@ def _checkpoint(known: _Known) -> Iterable[Row]:
     if text is None:
         yield Row("checkpoint", Verdict.OK, "there is none: no pod has had devices yet")
         return
-    found = kubelet_checkpoint.parse(text)
+    found = device_checkpoint.parse(text)
     ours = {entry.pod_uid for entry in found.entries if known.node.names.pool_of(entry.resource)}
     yield Row("checkpoint", Verdict.OK, f"{len(ours)} pods have devices of pools")
 

@@ -125,7 +125,7 @@ class PastResize:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class RecordedChange:
     """The change of a container's CPUs since it began, as a record keeps it.
 
     Attributes:
@@ -195,11 +195,20 @@ class Grant:
         """Return the CPUs with which a container began."""
         return self.baselines.get(container) or self.part(container)
 
+    def resizable(self, container: str) -> bool:
+        """Return whether a resize can change a container's part.
+
+        It can if a policy of cpupool chose the part for this container: the CPUs of a whole pod
+        never change.
+        """
+        of_policy = self.source is Source.POLICY
+        return of_policy and container in self.parts and WHOLE_POD not in self.parts
+
     @property
-    def changes(self) -> Mapping[str, Change]:
+    def changes(self) -> Mapping[str, RecordedChange]:
         """Container → how its CPUs have changed since it began; without those that have not."""
         return {
-            name: Change(
+            name: RecordedChange(
                 baseline,
                 leaving.cpus if (leaving := self.leaving.get(name)) else _NONE,
                 self.resizes.get(name, ()),

@@ -255,7 +255,7 @@ class NodeStatus:
     """The pools in force and every container.
 
     Attributes:
-        pools: as configured.
+        pools: as configured, on the machine.
         containers: by name.
         draining: pool → how many devices pods hold that the pool has lost; includes pools that are
             no longer configured.
@@ -342,7 +342,7 @@ def describe(
         for container in found
     ]
     return NodeStatus(
-        facts.pools,
+        facts.pools.on(facts.topology),
         tuple(sorted(containers, key=lambda container: container.name)),
         waiting_for,
         {pool.name: pool.draining for pool in usage(facts) if pool.draining},

@@ -1,9 +1,9 @@
 """An in-place resize: a running container gets more or fewer CPUs of its own.
 
-A call of the runtime changes a grant (`resized`). The container owns new CPUs at once. CPUs that it
-loses stay in force during its notice. After the notice the container must leave them, and it owns
-them until the kernel reports that it has left. While the agent waits for this report, `resized`
-refuses a further resize of the container.
+A call of the runtime changes a grant (`resized`). The container owns new CPUs at once. During its
+notice it may still run on the CPUs that it loses. After the notice the container must leave them,
+and it owns them until the kernel reports that it has left. While the agent waits for this report,
+`resized` refuses a further resize of the container.
 
 Sources: KEP-1287 (in-place resize), KEP-5554 (the baseline), KEP-6122 (the delay).
 """
@@ -71,7 +71,7 @@ def resized(
     """
     pod = next((pod for pod in seen.pods if pod.cgroup_uid == ref.pod), None)
     grant = seen.chosen.get(ref.pod)
-    if pod is None or grant is None or not _resizable(grant, ref.name):
+    if pod is None or grant is None or not grant.resizable(ref.name):
         what = "the CPU manager policy has given it no CPUs of its own"
         raise ResizeRefused(what, "create the pod again with the new request")
     return _Resize(facts, seen, pod, grant, ref.name, count, unix_s, runs=runs).grants()
@@ -95,10 +95,6 @@ def begun(
     if grant and leaving and leaving.in_force:
         return grants.replacing(grant.narrowed(ref.name))
     return grants
-
-
-def _resizable(grant: Grant, name: str) -> bool:
-    return grant.source is Source.POLICY and name in grant.parts and WHOLE_POD not in grant.parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +146,11 @@ class _Resize:
         request = self._aligned(self._more()) if grows else self._fewer()
         chosen = facts.policy.choose(self.seen, request)
         choice = guard.checked(facts.pools.cpu_manager.policy, request, chosen)
-        made = grants.replacing(self.grant.changing(self.name, choice.cpus, self.unix_s))
+        grant = self.grant.changing(self.name, choice.cpus, self.unix_s)
+        if self.name in grant.leaving and not notice_s(facts, self.pod):
+            # Without a notice the answer to the runtime has the CPUs that stay.
+            grant = grant.narrowed(self.name)
+        made = grants.replacing(grant)
         if grows:
             self._check(made)
         return made
@@ -250,7 +250,12 @@ def followed(facts: NodeFacts, pods: tuple[Pod, ...], before: Choices) -> Choice
 
 
 def unanswered(facts: NodeFacts, grants: Grants) -> Iterator[tuple[ContainerRef, int]]:
-    """Yield the containers whose request in the runtime is not what they have, with its CPUs."""
+    """Yield the containers whose request in the runtime is not what they have, with its CPUs.
+
+    A container that has what its pod requests is none: the runtime may have failed to resize it
+    after the agent had agreed, or it may have forgotten the resize, as CRI-O does when it starts
+    again. The kubelet then resizes once more.
+    """
     if not facts.policy.kind.resizes:
         return
     requested: defaultdict[ContainerRef, set[int]] = defaultdict(set)
@@ -260,10 +265,17 @@ def unanswered(facts: NodeFacts, grants: Grants) -> Iterator[tuple[ContainerRef,
     for ref, counts in requested.items():
         grant = grants.chosen.get(ref.pod)
         # A container that starts again may be known twice for a moment.
-        if grant and len(counts) == 1 and _resizable(grant, ref.name):
+        if grant and len(counts) == 1 and grant.resizable(ref.name):
             (count,) = counts
-            if count != len(grant.parts[ref.name]):
+            has = len(grant.parts[ref.name])
+            if has != count and has != _wished(facts, ref):
                 yield ref, count
+
+
+def _wished(facts: NodeFacts, ref: ContainerRef) -> int | None:
+    """Return how many CPUs of its own a container requests in the spec of its pod."""
+    pod = next((pod for pod in facts.pods or () if pod.cgroup_uid == ref.pod), None)
+    return choosing.requested(facts, pod).get(ref.name) if pod else None
 
 
 class Reason(Enum):
@@ -277,8 +289,8 @@ class Reason(Enum):
     ONLINE = "online"
     REPAIR = "repair"
     """Another program has written its CPUs, and they are right again."""
-    POOL_EDIT = "pool-edit"
     PLUGIN = "plugin"
+    """A plugin has named other CPUs for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,12 +300,13 @@ class OwnCPUs:
     Attributes:
         assigned: the CPUs that it must have, offline CPUs included.
         in_force: the online CPUs on which it may run now.
-        baseline: the CPUs that it got at its creation.
+        baseline: the CPUs that it got at its creation, and that stay its own; empty if a plugin may
+            take any.
         leaving: the CPUs that it gives back, offline CPUs included, while the notice lasts; else
             empty.
         notice_s: how long the container knows that CPUs leave before they are taken.
         settled: whether the kernel has the CPUs in force.
-        cause: who changes its CPUs, where the CPUs alone do not tell: an admin or a plugin.
+        cause: why its CPUs change, where the CPUs alone do not tell; else None.
     """
 
     assigned: CPUSet
@@ -305,14 +318,19 @@ class OwnCPUs:
     cause: Reason | None = None
 
 
-def own_cpus(now: Snapshot, runs: Mapping[ContainerRef, CPUSet]) -> Mapping[ContainerRef, OwnCPUs]:
-    """Return the CPUs of the containers whose own CPUs a resize can change, or has changed.
+def own_cpus(
+    now: Snapshot, runs: Mapping[ContainerRef, CPUSet] | None
+) -> Mapping[ContainerRef, OwnCPUs]:
+    """Return the CPUs of the containers whose own CPUs can change while they run, or have changed.
 
-    A notice ends under every policy: it may have begun before an edit of the pool file.
+    A notice ends under every policy: it may have begun before an edit of the pool file. What a
+    plugin says is in force at once: the plugin may give the old CPUs to another container in the
+    same list.
 
     Args:
         now: the facts and the decisions.
-        runs: container → the CPUs that its cgroup has, of those that run.
+        runs: container → the own CPUs that its cgroup has, of those that run; None if the cgroups
+            have not been read.
     """
     facts, resolution = now
     online = resolution.online
@@ -321,19 +339,27 @@ def own_cpus(now: Snapshot, runs: Mapping[ContainerRef, CPUSet]) -> Mapping[Cont
         pod = resolution.pods.get(uid)
         if pod is None:
             continue
-        for name in grant.parts:
-            if not (facts.policy.kind.resizes or name in grant.baselines):
-                continue
+        plugged = grant.source is Source.PLUGIN
+        for name in _changing(facts, grant):
             ref, in_force = ContainerRef(uid, name), grant.in_force(name)
             found[ref] = OwnCPUs(
                 grant.parts[name],
                 in_force & online,
-                grant.baseline(name),
+                CPUSet() if plugged else grant.baseline(name),
                 in_force - grant.parts[name],
                 notice_s(facts, pod),
-                settled=runs.get(ref, in_force) & online == in_force & online,
+                settled=runs is not None and runs.get(ref, in_force) & online == in_force & online,
+                cause=Reason.PLUGIN if plugged else None,
             )
     return found
+
+
+def _changing(facts: NodeFacts, grant: Grant) -> Iterator[str]:
+    """Yield the containers whose own CPUs can change while they run, or have changed."""
+    resizes, plugged = facts.policy.kind.resizes, grant.source is Source.PLUGIN
+    for name in grant.parts:
+        if plugged or name in grant.baselines or (resizes and grant.resizable(name)):
+            yield name
 
 
 def notice_s(facts: NodeFacts, pod: Pod) -> int:
@@ -346,18 +372,18 @@ def changes_cpus(now: Snapshot) -> bool:
     """Return whether a container's own CPUs can change, or have changed, while it runs."""
     facts, resolution = now
     chosen = resolution.view.chosen.values()
-    return facts.policy.kind.resizes or any(grant.baselines for grant in chosen)
+    return any(name for grant in chosen for name in _changing(facts, grant))
 
 
 def runs_on(
     resolution: Resolution, found: Iterable[FoundContainer]
 ) -> Mapping[ContainerRef, CPUSet]:
-    """Return container → the CPUs that its cgroups have."""
+    """Return container → the CPUs that its cgroups have, without the pools' among them."""
     runs: dict[ContainerRef, CPUSet] = {}
     for container in found:
         placed = resolution.containers.get((container.pod, ContainerID(container.id)))
         if placed is not None:
             ref = ContainerRef(container.pod, placed.container.name)
-            cpus = CPUSet.parse_or_empty(container.cpus)
+            cpus = CPUSet.parse_or_empty(container.cpus) - placed.assignment.shared
             runs[ref] = runs.get(ref, CPUSet()) | cpus
     return runs

@@ -12,9 +12,9 @@ Source: kubernetes pkg/kubelet/cm/cpumanager/state (checkpoint.go, state.go). Th
 * 4, since 1.37: the same content as JSON in the text `data`, with a checksum of its own. The other
   keys are a copy for older kubelets, without a checksum.
 
-The checksum covers Go's dump of the struct, with its name. Kubelets have renamed the struct, and
-check a file without CPUs of pods as version 3, too, so several checksums are right. Checksum 0
-means that there is none. Go reads keys in upper and lower case.
+The checksum (`checkpoint_checksum.py`) covers Go's dump of the struct, with its name. Kubelets have
+renamed the struct, and check a file without CPUs of pods as version 3, too, so several checksums
+are right. Checksum 0 means that there is none. Go reads keys in upper and lower case.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import CPUSetParseError
-from cpupool.core.grants import LATEST_UNIX_S, Change, PastResize, Sharing
-from cpupool.wire.checkpoints import Reader, dump_map
+from cpupool.core.grants import LATEST_UNIX_S, PastResize, RecordedChange, Sharing
+from cpupool.wire.checkpoint_checksum import Reader, dump_map
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -73,7 +73,7 @@ class State:
     boot_id: str = ""
     settled: Mapping[str, str] = field(default_factory=dict)
     sharing: Mapping[str, Sharing] = field(default_factory=dict)
-    changes: Mapping[str, Mapping[str, Change]] = field(default_factory=dict)
+    changes: Mapping[str, Mapping[str, RecordedChange]] = field(default_factory=dict)
 
 
 def parse(data: bytes) -> State:
@@ -126,7 +126,7 @@ def encode(state: State) -> bytes:
     return json.dumps(document, separators=(",", ":")).encode()
 
 
-def _written(change: Change) -> Mapping[str, object]:
+def _written(change: RecordedChange) -> Mapping[str, object]:
     return {
         _BASELINE: str(change.baseline),
         _LEAVING: str(change.leaving),
@@ -137,7 +137,7 @@ def _written(change: Change) -> Mapping[str, object]:
     }
 
 
-def _changes(found: Mapping[str, object]) -> Mapping[str, Mapping[str, Change]]:
+def _changes(found: Mapping[str, object]) -> Mapping[str, Mapping[str, RecordedChange]]:
     return {
         pod: {
             name: _change(_READER.typed(raw, dict, f"changes.{pod}.{name}"))
@@ -147,9 +147,9 @@ def _changes(found: Mapping[str, object]) -> Mapping[str, Mapping[str, Change]]:
     }
 
 
-def _change(found: Mapping[str, Any]) -> Change:
+def _change(found: Mapping[str, Any]) -> RecordedChange:
     resizes = _READER.optional(found.get(_RESIZES), list, _RESIZES)
-    return Change(
+    return RecordedChange(
         _cpus(_text(found, _BASELINE), _BASELINE),
         _cpus(_text(found, _LEAVING), _LEAVING),
         tuple(_past(_READER.typed(each, dict, _RESIZES)) for each in resizes),

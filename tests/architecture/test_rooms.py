@@ -81,7 +81,7 @@ ELSEWHERE = {
         *("webhook/certificate_keeper", "webhook/objects"),
     },
     "tests/scenarios/webhook": {"webhook/service"},
-    "tests/unit/wire": {"wire/checkpoints"},
+    "tests/unit/wire": {"wire/checkpoint_checksum"},
     "tests/unit/plugins": {
         *("plugins/base", "plugins/config", "plugins/nics", "plugins/placing", "plugins/state"),
     },

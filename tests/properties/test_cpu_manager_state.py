@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import RemoteProtocolError
-from cpupool.core.grants import Change, PastResize
+from cpupool.core.grants import PastResize, RecordedChange
 from cpupool.wire import cpu_manager_state
 from cpupool.wire.cpu_manager_state import State
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=8)
 CPUS = st.sets(st.integers(0, 300), max_size=8).map(CPUSet)
 RESIZES = st.builds(PastResize, CPUS, CPUS, st.none() | st.integers(0, 2**33))
-CHANGES = st.builds(Change, CPUS, CPUS, st.lists(RESIZES, max_size=3).map(tuple))
+CHANGES = st.builds(RecordedChange, CPUS, CPUS, st.lists(RESIZES, max_size=3).map(tuple))
 STATES = st.builds(
     State,
     policy=TEXTS,

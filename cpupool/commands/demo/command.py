@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, TextIO
 
 from cpupool.agent.setup import Setup
 from cpupool.commands.demo import koordinator_pods, resizes, samples
-from cpupool.commands.demo.live import LiveNode
 from cpupool.commands.demo.samples import Samples
 from cpupool.commands.pictures import drawing
 from cpupool.commands.shell import cpu_manager, door, pool_files
@@ -28,13 +27,14 @@ from cpupool.commands.shell.options import (
     add_resource_domain,
     add_shape,
 )
+from cpupool.commands.shell.services import missing
 from cpupool.config import poolconfig
 from cpupool.config.poolconfig import Source
 from cpupool.core import default_pool
 from cpupool.core.cpu_manager import RESERVED
 from cpupool.core.errors import ManifestError, PodRefused
 from cpupool.core.names import Names
-from cpupool.core.resources import CPU
+from cpupool.core.pod_resources import CPU
 from cpupool.host.installed_policies import find_policy
 from cpupool.kube import manifests, views
 from cpupool.kube.earlier_admission import EarlierAdmission
@@ -58,7 +58,7 @@ from cpupool.telemetry import log
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
-    from cpupool.commands.demo.live import Disturbance, ProcessRow
+    from cpupool.commands.demo.live import Disturbance, LiveNode, ProcessRow
     from cpupool.commands.demo.resizes import Resize
     from cpupool.commands.shell.options import Commands
     from cpupool.config.pool_file import PoolFile
@@ -172,6 +172,7 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
         CPUPoolError: a part of the node does not come up.
     """
     log.set_up(logging.INFO if arguments.verbose else logging.ERROR)
+    live_node = _live_node()
     machine = open_machine("this")
     names = Names(arguments.resource_domain)
     source, pool_file = _pool_file(arguments, names, machine)
@@ -195,7 +196,7 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
         tell(f"Containers run in {place.described}.")
         labels, chooses = pool_file.node_selector, pools.cpu_manager.chooses
         live = stack.enter_context(
-            LiveNode(folder, place, settings, labels, nri=chooses, check=check, names=names)
+            live_node(folder, place, settings, labels, nri=chooses, check=check, names=names)
         )
         for resource, devices in live.await_pools():
             tell(f"The kubelet knows {resource} with {devices} healthy devices.")
@@ -244,6 +245,20 @@ def _asking(stack: ExitStack, plugins: _Plugins | None, settings: Setup) -> Setu
     stack.enter_context(plugins)
     asked = PluginSettings((plugins.sockets,), reconcile_s=_RECONCILE_S)
     return replace(settings, plugins=asked)
+
+
+def _live_node() -> type[LiveNode]:
+    """Return the class of the node that the demo runs.
+
+    Raises:
+        UsageError: the library of the embedded node is not installed.
+    """
+    try:
+        # Imported here, because no node needs this library: it is an extra of its own.
+        from cpupool.commands.demo import live  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise missing(error, "demo") from error
+    return live.LiveNode
 
 
 def _await_plugins(live: LiveNode, plugins: _Plugins | None, tell: Callable[[str], None]) -> None:

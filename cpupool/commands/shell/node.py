@@ -37,7 +37,7 @@ from cpupool.host.root import HostRoot
 from cpupool.host.sysfs import Sysfs
 from cpupool.kube import views
 from cpupool.manager import status_json
-from cpupool.wire import checkpoints, json_text
+from cpupool.wire import checkpoint_checksum, json_text
 from cpupool.wire.json_text import JSONRefused
 
 if TYPE_CHECKING:
@@ -238,7 +238,7 @@ class NodeSources:
             CPUPoolError: a file that names it cannot be read.
         """
         if (state := read(self.root.memory_manager_state)) is not None:
-            return checkpoints.policy("the kubelet's memory_manager_state", state)
+            return checkpoint_checksum.policy("the kubelet's memory_manager_state", state)
         config = self.kubelet()
         return config.known_memory_manager if config else None
 

@@ -249,7 +249,7 @@ class Conversation:
                 self._manager.resize(ref, count, int(self._unix_s()))
         except PlacementError as error:
             return self._responses.refuse_resize(message, error, before)
-        if message.owns != known.owns:
+        if message.owns not in {None, known.owns}:
             self._manager.observe_containers([replace(known, owns=message.owns)])
         had = None if count is None else before.assignment((known.pod, known.id)).exclusive
         return self._responses.update(message, self._decided(), had)

@@ -196,7 +196,8 @@ class UpdateContainer:
         call: for `Session.answer_update`.
         container: its values before the change.
         asked: the wanted values.
-        owns: how many CPUs of its own it asks for with the change, as `RuntimeContainer.owns`.
+        owns: how many CPUs of its own the change asks for, as `RuntimeContainer.owns`; None for as
+            many as before.
     """
 
     call: int

@@ -369,8 +369,7 @@ class Session:
         body = nri_pb2.UpdateContainerRequest.FromString(request.payload)
         self._owed[call] = UpdateContainer
         container, asked = self._read(body.pod, body.container), body.linux_resources.cpu
-        owns = _owns(asked if asked.shares.value else body.container.linux.resources.cpu)
-        return UpdateContainer(call, container, read_cpu(asked), owns)
+        return UpdateContainer(call, container, read_cpu(asked), _owns(asked))
 
     def _state_change(self, call: int, request: ttrpc_pb2.Request) -> Message | None:
         body = nri_pb2.StateChangeEvent.FromString(request.payload)

@@ -4,12 +4,12 @@ import pytest
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.grants import (
-    Change,
     Grant,
     GrantConflict,
     Grants,
     PastResize,
     PodOwner,
+    RecordedChange,
     Source,
 )
 from tests.builders import resource
@@ -77,10 +77,13 @@ def test_a_container_that_grows_keeps_its_baseline() -> None:
     web = grant(WEB, main="2", side="5").changing("main", CPUSet.parse("2-4"), 7)
     assert (str(web.baseline("main")), str(web.baseline("side"))) == ("2", "5")
     grown = PastResize(CPUSet.of(2), CPUSet.parse("2-4"), 7)
-    assert (web.leaving, web.changes) == ({}, {"main": Change(CPUSet.of(2), resizes=(grown,))})
+    assert (web.leaving, web.changes) == (
+        {},
+        {"main": RecordedChange(CPUSet.of(2), resizes=(grown,))},
+    )
     back = web.changing("main", CPUSet.parse("2-3"))
     shrunk = PastResize(CPUSet.parse("2-4"), CPUSet.parse("2-3"))
-    assert back.changes == {"main": Change(CPUSet.of(2), CPUSet.of(4), (grown, shrunk))}
+    assert back.changes == {"main": RecordedChange(CPUSet.of(2), CPUSet.of(4), (grown, shrunk))}
     cut = back.cut(CPUSet.parse("2-3,5"))
     assert (cut.leaving, str(cut.cpus)) == ({}, "2-3,5")
     with pytest.raises(GrantConflict):

@@ -15,9 +15,10 @@ from cpupool.core.cgroups import FoundContainer
 from cpupool.core.cpu_manager import CPUManager, Misfit, StaticOptions, TopologyPolicy
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import PlacementError
-from cpupool.core.grants import Change, PastResize
+from cpupool.core.grants import PastResize, RecordedChange
 from cpupool.core.names import POLICY_CPUS
-from cpupool.core.pools import NodePools, Pool
+from cpupool.core.plugin_facts import PluginFacts
+from cpupool.core.pools import MixedCPUs, NodePools, Pool
 from cpupool.core.workloads import (
     ContainerID,
     ContainerRef,
@@ -31,6 +32,7 @@ from cpupool.policies.dynamic.policy import DynamicPolicy
 from cpupool.wire.cpu_manager_state import State
 from tests import builders
 from tests.machines import Machine
+from tests.unit.manager import plugged
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -79,7 +81,7 @@ class Node:
         return str(self.own.assigned), str(self.own.in_force), str(self.own.baseline)
 
     @property
-    def changes(self) -> Mapping[str, Change]:
+    def changes(self) -> Mapping[str, RecordedChange]:
         return self.manager.snapshot().resolution.view.chosen["app-uid"].changes
 
     def resize(self, count: int, unix_s: int | None = None) -> None:
@@ -245,9 +247,26 @@ def test_a_resize_that_no_agent_answered_is_followed() -> None:
     node = Node(app(2))
     seen = RuntimeContainer(ContainerID("app-id"), "app-uid", "default", "app", "app", owns=4)
     node.manager.observe_containers([seen])
+    assert node.runs_on() == "2-3", "the pod requests what it has"
+    node.manager.observe(pods=[app(4)])
     assert node.runs_on() == "2-5"
     node.manager.observe_containers([replace(seen, owns=40)])
     assert node.runs_on() == "2-5"
+
+
+def test_a_runtime_that_has_forgotten_a_resize_takes_no_cpu_back() -> None:
+    """CRI-O reads the shares of a container's creation when it starts."""
+    node = Node(app(2))
+    seen = RuntimeContainer(ContainerID("app-id"), "app-uid", "default", "app", "app", owns=2)
+    node.manager.observe_containers([seen])
+    node.manager.observe(pods=[app(4)])
+    node.resize(4)
+    node.manager.observe_containers([seen], every=True)
+    assert node.said == ("2-5", "2-5", "2-3")
+    # What the kubelet has allocated while no agent was there.
+    node.manager.observe(pods=[app(6)])
+    node.manager.observe_containers([replace(seen, owns=3)], every=True)
+    assert node.said == ("2-4", "2-5", "2-3")
 
 
 def test_a_container_that_starts_again_has_its_new_request_at_its_creation() -> None:
@@ -256,6 +275,7 @@ def test_a_container_that_starts_again_has_its_new_request_at_its_creation() -> 
     first = RuntimeContainer(ContainerID("app-id"), "app-uid", "default", "app", "app", owns=2)
     sandbox = replace(first, id=ContainerID("sandbox"), name="", owns=None)
     node.manager.observe_containers([sandbox, first])
+    node.manager.observe(pods=[app(4)])
     node.manager.forget_containers([first.id])
     node.manager.observe_containers([replace(first, id=ContainerID("again"), owns=4)])
     assert node.runs_on() == "2-5"
@@ -412,12 +432,12 @@ def test_without_a_record_a_container_takes_nothing_back_that_it_gave() -> None:
 @pytest.mark.parametrize(
     ("entries", "change"),
     [
-        ({}, Change(CPUSet.parse("2-3"), CPUSet.parse("2-5"))),
-        ({"app": CPUSet.parse("2-5")}, Change(CPUSet.parse("9"))),
+        ({}, RecordedChange(CPUSet.parse("2-3"), CPUSet.parse("2-5"))),
+        ({"app": CPUSet.parse("2-5")}, RecordedChange(CPUSet.parse("9"))),
     ],
 )
 def test_a_recorded_change_of_other_cpus_than_the_recorded_ones_is_not_believed(
-    entries: Mapping[str, CPUSet], change: Change
+    entries: Mapping[str, CPUSet], change: RecordedChange
 ) -> None:
     state = State("dynamic", entries={"app-uid": entries}, changes={"app-uid": {"app": change}})
     again = Restarted(Node(app(4)), "2-5", annotated="2-5", state=state)
@@ -431,7 +451,7 @@ def test_the_record_names_what_has_changed() -> None:
         PastResize(CPUSet.parse("2-5"), CPUSet.parse("1-8"), 1000),
         PastResize(CPUSet.parse("1-8"), CPUSet.parse("1-5,8"), 2000),
     )
-    assert node.changes == {"app": Change(CPUSet.parse("2-5"), left, resizes)}
+    assert node.changes == {"app": RecordedChange(CPUSet.parse("2-5"), left, resizes)}
     again = Restarted(node, node.runs_on(), annotated="2-5")
     assert again.changes == node.changes
 
@@ -439,6 +459,7 @@ def test_the_record_names_what_has_changed() -> None:
 def test_a_resize_that_no_agent_has_answered_has_no_time() -> None:
     node = Node(app(2))
     node.manager.observe_containers([sighted(owns=2)])
+    node.manager.observe(pods=[app(4)])
     node.manager.observe_containers([sighted(owns=4)])
     (resize,) = node.changes["app"].resizes
     assert resize == PastResize(CPUSet.parse("2-3"), CPUSet.parse("2-5"))
@@ -448,6 +469,56 @@ def test_a_container_that_begins_again_with_fewer_cpus_remembers_the_resize() ->
     node = Node(app(2))
     node.manager.begin(APP, 1, 3000)
     assert [resize.unix_s for resize in node.changes["app"].resizes] == [3000]
+
+
+def test_without_a_notice_cpus_leave_with_the_answer() -> None:
+    node = Node(app(2, notice_s=0))
+    node.resize(4)
+    node.resize(3)
+    assert (node.said, node.runs_on()) == (("2-4", "2-4", "2-3"), "2-4")
+    assert str(node.owned) == "2-5", "the kernel has not read them back"
+    node.refuses(4, "has not left CPUs")
+    node.read_back("2-4")
+    assert str(node.owned) == "2-4"
+
+
+def test_the_shared_cpus_of_a_mixed_container_are_not_among_its_own() -> None:
+    pools = NodePools.of(
+        Pool.named("default", "0-9"),
+        Pool.named("shared_m", "10-11"),
+        mixed=MixedCPUs("shared_m"),
+        cpu_manager=DYNAMIC,
+    )
+    manager = Manager()
+    manager.reconfigure(pools, MACHINE.topology())
+    made = builders.container("app", cpu=2000, shared_cpus=True)
+    manager.observe(pods=[builders.pod("app", made)])
+    manager.adopt(())
+    found = FoundContainer("app-uid", "app-id", "kubepods/app/app", "6-7,10-11")
+    runs = resizing.runs_on(manager.snapshot().resolution, (found,))
+    assert runs == {APP: CPUSet.parse("6-7")}
+    assert resizing.own_cpus(manager.snapshot(), runs)[APP].settled
+
+
+def test_what_a_plugin_changes_is_in_force_at_once() -> None:
+    own, ref = plugged.pod("own"), plugged.ref("own")
+
+    def answered(text: str) -> PluginFacts:
+        return PluginFacts(frozenset({"cpu"}), {ref: {"cpu": plugged.cpus(text, exclusive=True)}})
+
+    manager = plugged.manager(own, given=answered("2-3").answers)
+    manager.observe(plugins=answered("3-4"))
+    now, runs = manager.snapshot(), {ref: CPUSet.parse("2-3")}
+    assert resizing.own_cpus(now, runs) == {
+        ref: resizing.OwnCPUs(
+            *(CPUSet.parse("3-4"),) * 2,
+            *(CPUSet(),) * 2,
+            notice_s=10,
+            settled=False,
+            cause=resizing.Reason.PLUGIN,
+        )
+    }
+    assert str(now.resolution.grants.cpus) == "3-4", "the plugin may give CPU 2 to another"
 
 
 def test_own_cpus_are_settled_once_the_kernel_has_them() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import RemoteProtocolError
-from cpupool.core.grants import Change, PastResize, Sharing
+from cpupool.core.grants import PastResize, RecordedChange, Sharing
 from cpupool.wire import cpu_manager_state
 from cpupool.wire.cpu_manager_state import State
 
@@ -174,7 +174,7 @@ CHANGED = State(
     FIRST,
     {"pod": {"main": SECOND}},
     boot_id="b",
-    changes={"pod": {"main": Change(CPUSet.of(4), THIRD, (PastResize(FIRST, SECOND, 5),))}},
+    changes={"pod": {"main": RecordedChange(CPUSet.of(4), THIRD, (PastResize(FIRST, SECOND, 5),))}},
 )
 
 
@@ -184,7 +184,7 @@ def test_how_cpus_have_changed_is_read_as_it_was_written() -> None:
     without = json.loads(written)
     del without["changes"]["pod"]["main"]["resizes"]
     (change,) = cpu_manager_state.parse(json.dumps(without).encode()).changes["pod"].values()
-    assert change == Change(CPUSet.of(4), THIRD)
+    assert change == RecordedChange(CPUSet.of(4), THIRD)
 
 
 @pytest.mark.parametrize(

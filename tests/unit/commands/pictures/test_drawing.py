@@ -216,7 +216,10 @@ class TestNodeStatus:
         )
         for shown, said in (
             (begins, "CPUs 4-5 leave when its notice ends."),
-            (owner, "CPUs 4-5 leave in 2 s, at 2026-11-22T14:00:05Z."),
+            (
+                owner,
+                "CPUs 4-5 leave in 2 s, at 2026-11-22T14:00:05Z, or when no thread needs them.",
+            ),
             (over, "CPUs 4-5 are free when it has left them."),
         ):
             out = io.StringIO()

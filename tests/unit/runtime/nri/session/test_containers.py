@@ -349,10 +349,10 @@ class TestOwnCPUs:
     @pytest.mark.parametrize(
         ("asked", "owns"),
         [
-            pytest.param(nri_pb2.LinuxCPU(), 2, id="nothing"),
-            pytest.param(nri_pb2.LinuxCPU(shares=nri_pb2.OptionalUInt64()), 2, id="zero"),
+            pytest.param(nri_pb2.LinuxCPU(), None, id="nothing"),
+            pytest.param(nri_pb2.LinuxCPU(shares=nri_pb2.OptionalUInt64()), None, id="zero"),
             pytest.param(
-                nri_pb2.LinuxCPU(quota=nri_pb2.OptionalInt64(value=400_000)), 2, id="a quota"
+                nri_pb2.LinuxCPU(quota=nri_pb2.OptionalInt64(value=400_000)), None, id="a quota"
             ),
             pytest.param(nri_pb2.LinuxCPU(shares=nri_pb2.OptionalUInt64(value=4096)), 4, id="4"),
             pytest.param(
@@ -361,7 +361,7 @@ class TestOwnCPUs:
         ],
     )
     def test_an_update_tells_what_the_container_asks_for_then(
-        self, session: Session, asked: nri_pb2.LinuxCPU, owns: int
+        self, session: Session, asked: nri_pb2.LinuxCPU, owns: int | None
     ) -> None:
         container = self.owning(2048)
         resize = nri_pb2.UpdateContainerRequest(
