@@ -285,8 +285,19 @@ class LiveNode:
             yield pod, tuple(each for each in self.node.pods() if each.uid in served)
 
     def resize(self, pod: Pod, container: str, cpu: str) -> str:
-        """Resize a container of a pod in place; return why it keeps its CPUs, empty if not."""
-        self.node.resize(pod.uid, {container: cpu})
+        """Resize a container of a pod in place; return why it keeps its CPUs, empty if not.
+
+        When this returns, the agent knows the new request, too.
+        """
+        asked = [
+            each.request_milli for each in self.node.resize(pod.uid, {container: cpu}).containers
+        ]
+
+        def known() -> bool:
+            seen = self.agent.manager.snapshot().resolution.pods.get(pod.cgroup_uid)
+            return seen is not None and [each.request_milli for each in seen.containers] == asked
+
+        self._await(known)
         return self.node.resizing().get(pod.uid, "")
 
     def await_told(self, pod: Pod, container: str, **expected: object) -> str:

@@ -142,7 +142,7 @@ def _cpu_manager(status: NodeStatus) -> Iterator[RenderableType]:
         yield from _refused(status, "why")
         return
     owners = [found for found in status.containers if found.placement is Placement.POLICY]
-    own = CPUSet.union(owner.exclusive for owner in owners)
+    own = CPUSet.union(owner.exclusive | owner.leaving for owner in owners)
     yield _text(
         f"CPU manager: {manager.policy}; reserved CPUs: {status.reserved or 'none'};"
         f" CPUs with an owner: {own or 'none'}.",

@@ -118,7 +118,8 @@ def _leaving(container: ContainerStatus) -> str:
         return f"{what} are free when it has left them"
     if (ends := changes.notice_ends_unix_s) is None:
         return f"{what} leave when its notice ends"
-    return f"{what} leave in {max(0, ceil(ends - time.time()))} s, at {_shown(ends)}"
+    left_s = max(0, ceil(ends - time.time()))
+    return f"{what} leave in {left_s} s, at {_shown(ends)}, or when no thread needs them"
 
 
 def _shown(unix_s: float) -> str:

@@ -273,7 +273,7 @@ def test_resizes_are_told_with_their_times_and_the_cpus_that_leave(
         "own: they are its own => 2-5",
         (
             "leaving: a resize changes its CPUs from 2-5 to 2-4; CPUs 5 leave in 2 s, at"
-            " 2026-11-22T14:00:05Z => 2-4"
+            " 2026-11-22T14:00:05Z, or when no thread needs them => 2-4"
         ),
     ]
 
