@@ -307,7 +307,7 @@ class OwnCPUs:
         leaving: the CPUs that it gives back, offline CPUs included, while the notice lasts; else
             empty.
         notice_s: how long the container knows that CPUs leave before they are taken.
-        settled: whether the kernel has the CPUs in force.
+        settled: whether the kernel has the CPUs in force, and no container of another pod on them.
         cause: who changes its CPUs, where the CPUs alone do not tell: an admin or a plugin.
     """
 
@@ -330,7 +330,7 @@ def own_cpus(now: Snapshot, runs: Mapping[ContainerRef, CPUSet]) -> Mapping[Cont
         runs: container → the CPUs that its cgroup has, of those that run.
     """
     facts, resolution = now
-    online = resolution.online
+    online, crowded = resolution.online, _crowded(runs)
     found: dict[ContainerRef, OwnCPUs] = {}
     for uid, grant in resolution.view.chosen.items():
         pod = resolution.pods.get(uid)
@@ -346,9 +346,25 @@ def own_cpus(now: Snapshot, runs: Mapping[ContainerRef, CPUSet]) -> Mapping[Cont
                 grant.baseline(name),
                 in_force - grant.parts[name],
                 notice_s(facts, pod),
-                settled=runs.get(ref, in_force) & online == in_force & online,
+                settled=runs.get(ref, in_force) & online == in_force & online
+                and in_force.isdisjoint(crowded),
             )
     return found
+
+
+def _crowded(runs: Mapping[ContainerRef, CPUSet]) -> CPUSet:
+    """Return the CPUs on which containers of several pods run.
+
+    A sweep that began before a resize may give the new CPUs to others once more.
+    """
+    of_pods: defaultdict[str, CPUSet] = defaultdict(CPUSet)
+    for ref, cpus in runs.items():
+        of_pods[ref.pod] |= cpus
+    seen = crowded = CPUSet()
+    for cpus in of_pods.values():
+        crowded |= seen & cpus
+        seen |= cpus
+    return crowded
 
 
 def notice_s(facts: NodeFacts, pod: Pod) -> int:
