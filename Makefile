@@ -36,7 +36,8 @@ soak: $(VENV)/.dev
 		tests/properties tests/unit tests/starter tests/architecture
 	@echo "== chaos: $(SEEDS) seeds, and every death"
 	@CPUPOOL_CHAOS_SEEDS=$(SEEDS) $(PYTHON) -m pytest -n $(WORKERS) -v -m "" \
-		tests/scenarios/test_chaos.py tests/scenarios/test_seed_deaths.py
+		tests/scenarios/test_chaos.py tests/scenarios/test_seed_deaths.py \
+		tests/scenarios/test_resize_deaths.py
 	@for round in $$(seq $(ROUNDS)); do \
 		echo "== virtual machines and containerd: round $$round of $(ROUNDS)"; \
 		$(PYTHON) -m pytest -n 2 -v -m "" tests/vm tests/containerd tests/kernel || exit 1; \

@@ -73,10 +73,14 @@ class Demos:
         patch.setattr(cgroups, "opened", opened)
         patch.setattr(ContainerProcess, "cpus_allowed", runs_on)
 
+    def printed(self, *options: str) -> str:
+        """Run a demo that ends well; return what it prints."""
+        with redirect_stdout(StringIO()) as out:
+            assert cli.main(["demo", *options]) == 0
+        return out.getvalue()
+
     def run(self, *options: str) -> dict[str, Any]:
         """Run a demo that verifies what it shows; return its JSON object."""
-        with redirect_stdout(StringIO()) as out:
-            assert cli.main(["demo", "--json", *options]) == 0
-        shown: dict[str, Any] = json.loads(out.getvalue())
+        shown: dict[str, Any] = json.loads(self.printed("--json", *options))
         assert shown["verified"]
         return shown

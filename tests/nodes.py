@@ -16,8 +16,8 @@ from cpupool.manager.status_json import to_json
 from cpupool.telemetry.health import Health
 from cpupool.telemetry.metrics import Metrics
 from cpupool.telemetry.server import TelemetryServer
-from cpupool.wire import kubelet_checkpoint
-from cpupool.wire.kubelet_checkpoint import Checkpoint, Entry
+from cpupool.wire import device_checkpoint
+from cpupool.wire.device_checkpoint import Checkpoint, Entry
 from tests.machines import MACHINES
 from tests.waiting import DEADLINE_S
 
@@ -114,7 +114,7 @@ class WrittenNode:
             Entry("aaaa", "main", "nokia.k8s.io/exclusive_a", {0: ("4",)}, b"EXCLUSIVE_CPUS"),
             Entry("bbbb", "main", "example.com/gpu", {0: ("gpu0",)}, b"swordfish"),
         )
-        written = kubelet_checkpoint.encode(Checkpoint(entries))
+        written = device_checkpoint.encode(Checkpoint(entries))
         self.put("var/lib/kubelet/device-plugins/kubelet_internal_checkpoint", written)
 
     def status(

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cpupool.api import nri_pb2
-    from cpupool.core.assignments import CPUAssignment, MemoryNodes
+    from cpupool.core.assignments import MemoryNodes
     from cpupool.core.cgroups import FoundContainer
     from cpupool.core.events import EventSink
     from cpupool.core.mounts import Mount
@@ -78,7 +78,7 @@ def plugin_on(
     metrics: Metrics | None = None,
     health: Health | None = None,
     wait: ConnectionWait | None = None,
-    folder: Callable[[ContainerRef, CPUAssignment], Mount | None] = lambda _ref, _has: None,
+    folder: Callable[[ContainerRef], Mount | None] = lambda _ref: None,
     now_s: Callable[[], float] = time.monotonic,
 ) -> NRIPlugin:
     """Make an agent's plugin of the runtime behind a socket."""
@@ -140,7 +140,7 @@ class Agent:
     """The pods whose choices were recorded, each time."""
     memory: dict[str, MemoryNodes] = field(default_factory=dict)
     """Pod → the memory nodes of its containers."""
-    folder: Callable[[ContainerRef, CPUAssignment], Mount | None] = lambda _ref, _has: None
+    folder: Callable[[ContainerRef], Mount | None] = lambda _ref: None
     """Gives a container the folder that tells it of changes of its CPUs."""
     looked: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
 
@@ -191,8 +191,8 @@ class Agent:
         self.recorded.append(sorted(now.resolution.view.chosen))
         return now._replace(resolution=having(now.resolution, self.memory))
 
-    def _folder(self, ref: ContainerRef, has: CPUAssignment) -> Mount | None:
-        return self.folder(ref, has)
+    def _folder(self, ref: ContainerRef) -> Mount | None:
+        return self.folder(ref)
 
     def _now_s(self) -> float:
         return 0.0 if self.patient else self.clock()

@@ -17,7 +17,10 @@ from tests import builders
 from tests.events import Heard
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
+
+    from cpupool.core.workloads import Pod
 
 POD = builders.pod("dpdk", builders.container("main"))
 UID = POD.cgroup_uid
@@ -30,21 +33,29 @@ BEGUN_S = 1_795_000_000.0
 class Node:
     """A node whose manager decides at once, and whose kernel follows when the test says so.
 
+    It has the `Owners` of its keeper.
+
     Attributes:
         own: what each container has.
-        remaining: the pods that are there; None while they are not known.
+        there: the pods that are there; None while they are not known.
+        threads: the CPUs of each thread of the container; empty if none is in sight.
+        looked_s: when the keeper has looked at them.
         narrowed: (time, container, CPUs) of each end of a notice.
         seen: each document that a reader of the container has seen, without its repetitions.
+        announced: how many notices have begun.
     """
 
     folder: Path
     now_s: float = 1000.0
     own: dict[ContainerRef, OwnCPUs] = field(default_factory=dict)
-    remaining: set[str] | None = field(default_factory=lambda: {UID})
+    there: set[str] | None = field(default_factory=lambda: {UID})
+    threads: tuple[str, ...] = ()
+    looked_s: list[float] = field(default_factory=list)
     narrowed: list[tuple[float, str, str]] = field(default_factory=list)
     heard: Heard = field(default_factory=Heard)
     seen: list[dict[str, Any]] = field(default_factory=list)
     listed: bool = True
+    announced: int = 0
 
     def __post_init__(self) -> None:
         self.root = HostRoot.under(self.folder)
@@ -57,11 +68,9 @@ class Node:
             return BEGUN_S + self.now_s
 
         self.keeper = OwnCPUsKeeper(
-            lambda: dict(self.own),
+            self,
             OwnFolders(self.root, self.heard, wall_s=wall_s),
-            narrow=self.narrow,
-            pod_of=lambda uid: POD if self.listed and uid == UID else None,
-            remaining=lambda: self.remaining,
+            announced=self.count,
             telemetry=builders.telemetry(events=self.heard),
             now_s=lambda: self.now_s,
             wall_s=wall_s,
@@ -71,13 +80,13 @@ class Node:
         """Create a container, as the runtime does after the agent's answer."""
         own = CPUSet.parse(cpus)
         self.own[ref] = OwnCPUs(own, own, own, CPUSet(), notice_s)
-        mount = self.keeper.prepare(ref, self.own[ref])
+        mount = self.keeper.prepare(ref)
         path = f"/var/lib/cpupool/self/{ref.pod}/{ref.name}"
         assert mount == Mount("/run/cpupool/self", path)
         self.look()
 
-    def resize(self, cpus: str, *, settled: bool | None = None) -> None:
-        """Decide that the container must have other CPUs, as the manager does."""
+    def resize(self, cpus: str, *, settled: bool | None = None) -> float:
+        """Decide that the container must have other CPUs, as the manager does, and look."""
         before, assigned = self.own[REF], CPUSet.parse(cpus)
         come = assigned - before.in_force
         self.own[REF] = replace(
@@ -87,7 +96,7 @@ class Node:
             leaving=before.in_force - assigned,
             settled=not come if settled is None else settled,
         )
-        self.look()
+        return self.look()
 
     def change(self, **fields: Any) -> None:
         """Change facts of the container, and let the role look."""
@@ -97,6 +106,24 @@ class Node:
         }
         self.own[REF] = replace(self.own[REF], **parsed)
         self.look()
+
+    def own_cpus(self) -> Mapping[ContainerRef, OwnCPUs]:
+        return dict(self.own)
+
+    def needs(self, _ref: ContainerRef, cpus: CPUSet) -> bool | None:
+        self.looked_s.append(self.now_s)
+        if not self.threads:
+            return None
+        return any(CPUSet.parse(each) <= cpus for each in self.threads)
+
+    def pod(self, uid: str) -> Pod | None:
+        return POD if self.listed and uid == UID else None
+
+    def remaining(self) -> set[str] | None:
+        return self.there
+
+    def count(self) -> None:
+        self.announced += 1
 
     def narrow(self, ref: ContainerRef, assigned: CPUSet) -> bool:
         own = self.own[ref]

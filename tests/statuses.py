@@ -10,6 +10,7 @@ from cpupool.core.assignments import Placement, Step
 from cpupool.core.cgroups import Writer
 from cpupool.core.cpu_manager import CPUManager, StaticOptions, Suppression
 from cpupool.core.cpuset import CPUSet
+from cpupool.core.grants import PastResize
 from cpupool.core.names import KUBELET_CPUS, POLICY_CPUS
 from cpupool.core.pool_policy import NUMAPolicy, PoolPolicy
 from cpupool.core.pools import MixedCPUs, NodePools, Pool, PoolKind
@@ -18,6 +19,7 @@ from cpupool.manager.report import (
     ContainerStatus,
     NodeResource,
     NodeStatus,
+    OwnChanges,
     PluginAnswer,
     PluginStatus,
     PoolShare,
@@ -37,6 +39,12 @@ Path = tuple[str | int, ...]
 """The place of a value in a document."""
 
 FOUR = CPUSet.parse("4-7")
+CHANGES = OwnChanges(
+    CPUSet.of(4),
+    CPUSet.of(6),
+    notice_ends_unix_s=1_795_356_005.5,
+    resizes=(PastResize(CPUSet.of(4), FOUR, 1_795_355_995),),
+)
 
 
 def _share(pool: Resource, choice: Choice | None = None) -> PoolShare:
@@ -48,7 +56,7 @@ def _container(name: str, placement: Placement, *shares: PoolShare) -> Container
     lacks = PluginAnswer("memory", why="it is away")
     return ContainerStatus(
         f"ns/{name}/main", placement, FOUR, "4-6", "a reason", FOUR, shares, "LSR", FOUR,
-        (answer, lacks),
+        (answer, lacks), CHANGES,
     )  # fmt: skip
 
 

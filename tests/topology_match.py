@@ -11,8 +11,8 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
 from cpupool.core.node_topology import HUGE_PAGES
+from cpupool.core.pod_resources import CPU, MEMORY, is_extended
 from cpupool.core.quantity import Quantity
-from cpupool.core.resources import CPU, MEMORY, is_extended
 from cpupool.core.workloads import QoSClass
 
 if TYPE_CHECKING:

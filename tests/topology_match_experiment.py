@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Final
 from cpupool.core.cpu_manager import CPUManager, Scope, TopologyPolicy
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.node_topology import TopologyManager
+from cpupool.core.pod_resources import CPU
 from cpupool.core.pool_policy import CPUBindPolicy, NUMAPolicy, PoolPolicy
 from cpupool.core.pools import NodePools, Pool
-from cpupool.core.resources import CPU
 from cpupool.kube import views
 from tests.topology_match import unfit
 from tests.topology_nodes import NAMES, ModelNode, pod_body

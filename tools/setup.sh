@@ -1,7 +1,7 @@
 #!/bin/sh
 # Makes the virtual environment that the Makefile's targets run in.
 #
-#   tools/setup.sh VENV        what cpupool needs to run
+#   tools/setup.sh VENV        what cpupool needs to run, also `cpupool demo`
 #   tools/setup.sh VENV dev    what its tests need, too
 #
 # Needs Python 3.11 or newer; everything else comes from the package index, and a C compiler from
@@ -54,7 +54,7 @@ fi
 pip() { "$venv/bin/python" -m pip --quiet --disable-pip-version-check --no-input "$@"; }
 
 say "installing cpupool and its libraries into $venv"
-pip install --constraint constraints.txt --editable . ||
+pip install --constraint constraints.txt --editable '.[demo]' ||
     fail "the package index could not be reached or refused: see the lines above, then run again"
 touch "$venv/.demo"
 if [ "$group" = dev ]; then
@@ -62,7 +62,7 @@ if [ "$group" = dev ]; then
     install_compiler
     # pip reads dependency groups from 25.1 on; the one of the virtual environment may be older.
     pip install --upgrade 'pip>=25.1'
-    pip install --constraint constraints.txt --editable '.[cluster,plot,webhook]' --group dev ||
+    pip install --constraint constraints.txt --editable '.[cluster,demo,plot,webhook]' --group dev ||
         fail "the package index could not be reached or refused: see the lines above, then run again"
     touch "$venv/.dev"
 fi

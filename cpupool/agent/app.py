@@ -91,6 +91,7 @@ class Agent:
         manager: as given.
         health: the source of the answers to probes.
         resource_manager: lets plugins decide; without their folders, earlier answers stay valid.
+        notices: returns when the notices of containers end, in Unix time.
         server: answers probes and scrapes; None where the settings want none.
 
     Raises:
@@ -133,6 +134,7 @@ class Agent:
             swept=self._swept,
         )
         self._cpusetter = enforcement.cpusetter
+        self.notices = enforcement.own_cpus_keeper.notices
         # The machine, and how its CPUs are shared out.
         cpus = UsableCPUs(topology, root.cgroup, root.cgroup_root)
         self._machine_watcher = self._make_machine_watcher(cpus)
@@ -298,6 +300,7 @@ class Agent:
             StatusFile(self._root.status),
             telemetry=self._telemetry,
             plugins=self.resource_manager.reports.report,
+            notices=self.notices,
         )
 
     def _connect(self) -> None:
@@ -323,6 +326,7 @@ class Agent:
                 Change.REFUSED: [machine],
                 Change.READINESS: [devices, mounts, nri.wake],
                 Change.MOUNTS: [devices],
+                Change.NOTICES: [self._reporter.wake],
                 Change.SWEPT: [nri.facts_changed, *(role.look for role in after_sweeps)],
                 Change.STOP: [
                     sweep,

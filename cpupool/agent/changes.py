@@ -35,6 +35,8 @@ class Change(Enum):
     """It has become known, or unknown, who owns which CPU."""
     MOUNTS = auto()
     """There are mounts for other pods than before."""
+    NOTICES = auto()
+    """A container knows that CPUs of its own leave."""
     SWEPT = auto()
     """A sweep has ended."""
     STOP = auto()

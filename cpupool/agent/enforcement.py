@@ -17,6 +17,7 @@ from cpupool.agent.changes import Change
 from cpupool.agent.cpusetter import CPUSetter
 from cpupool.agent.memory_keeper import MemoryKeeper
 from cpupool.agent.own_cpus_keeper import OwnCPUsKeeper
+from cpupool.agent.owners import NodeOwners
 from cpupool.core.cgroups import Writer
 from cpupool.enforce.announcer import Announcer
 from cpupool.enforce.directories import Directories
@@ -36,7 +37,6 @@ from cpupool.host.isolated_partitions import Partitions
 from cpupool.host.own_folders import OwnFolders
 from cpupool.kubelet.checkpoint import CheckpointFile
 from cpupool.kubelet.podresources import PodResources
-from cpupool.manager import resizing
 from cpupool.manager.learner import Learner
 from cpupool.runtime.cri import CRI
 from cpupool.runtime.nri.adapter import NRIRuntime
@@ -47,23 +47,19 @@ from cpupool.runtime.nri.responses import Responses
 from cpupool.runtime.nri.wait_before_connecting import ConnectionWait
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from cpupool.agent.changes import Signals
     from cpupool.agent.setup import Cluster, Setup
-    from cpupool.core.assignments import CPUAssignment
     from cpupool.core.cgroups import FoundContainer
     from cpupool.core.cpuset import CPUSet
-    from cpupool.core.grants import Grants
-    from cpupool.core.mounts import Mount
     from cpupool.core.orchestration import NodeRules
-    from cpupool.core.workloads import ContainerID, ContainerRef, Pod
+    from cpupool.core.workloads import ContainerID
     from cpupool.enforce.repair import Goal
     from cpupool.enforce.sweep import SweepReport
     from cpupool.host.root import HostRoot
     from cpupool.loops.telemetry import Telemetry
     from cpupool.manager.manager import Manager
-    from cpupool.manager.resizing import OwnCPUs
     from cpupool.telemetry.metrics import Metrics
     from cpupool.wire.cpu_manager_state import State
 
@@ -137,16 +133,15 @@ class Enforcement:
             now_s=time.monotonic,
         )
         plugin = nri if runtime.plugged else None
-        self._runs: Mapping[ContainerRef, CPUSet] = {}
-        self._noted: Grants | None = None
-        self.own_cpus_keeper = OwnCPUsKeeper(
-            self._own_cpus,
-            OwnFolders(root, telemetry.events),
-            narrow=self._narrow,
-            pod_of=self._pod_of,
-            remaining=self._remaining,
-            telemetry=telemetry,
+        self._owners = NodeOwners(
+            manager,
+            self._tree,
+            root.proc,
+            look=self._look,
+            informed=lambda: self.cpusetter.informed,
         )
+        folders = OwnFolders(root, telemetry.events)
+        self.own_cpus_keeper = OwnCPUsKeeper(self._owners, folders, telemetry=telemetry)
         self.writers = Writers(runtime.enforcement, plugin, cri, lambda: wait.waits)
         self.cpusetter = self._make_cpusetter(cri, swept)
         self.nri = self._make_nri_plugin(nri, wait, memory)
@@ -226,7 +221,7 @@ class Enforcement:
             forget=self._manager.forget_containers,
             events=telemetry.events,
             metrics=telemetry.metrics,
-            folder=self._own_folder,
+            folder=self.own_cpus_keeper.prepare,
         )
         conversation = Conversation(
             self._manager,
@@ -250,41 +245,8 @@ class Enforcement:
     def swept(self, report: SweepReport) -> None:
         """Pass a sweep's report to the keepers; called on the sweeping thread."""
         self.memory_keeper.swept(report)
-        now = self._manager.snapshot()
-        if report.waiting_for or not resizing.changes_cpus(now):
-            return
-        resolution = now.resolution
-        runs, self._runs = self._runs, resizing.runs_on(resolution, report.found)
-        foreign = {repair.path for repair in report.repairs if repair.foreign and not repair.error}
-        if foreign:
-            repaired = (container for container in report.found if container.path in foreign)
-            self.own_cpus_keeper.repaired(resizing.runs_on(resolution, repaired))
-        if runs != self._runs or self._noted is not resolution.grants:
-            self._noted = resolution.grants
-            self.own_cpus_keeper.wake()
-
-    def _own_cpus(self) -> Mapping[ContainerRef, OwnCPUs]:
-        return resizing.own_cpus(self._manager.snapshot(), self._runs)
-
-    def _own_folder(self, ref: ContainerRef, _has: CPUAssignment) -> Mount | None:
-        own = self._own_cpus().get(ref)
-        return self.own_cpus_keeper.prepare(ref, own) if own else None
-
-    def _narrow(self, ref: ContainerRef, assigned: CPUSet) -> bool:
-        narrowed = self._manager.narrow(ref, assigned)
-        if narrowed:
-            self.cpusetter.facts_changed()
-        return narrowed
-
-    def _pod_of(self, uid: str) -> Pod | None:
-        return self._manager.snapshot().resolution.pods.get(uid)
-
-    def _remaining(self) -> Collection[str] | None:
-        """Return the pods that are listed or have a cgroup; None while they are not known."""
-        facts, resolution = self._manager.snapshot()
-        if facts.pods is None or not self.cpusetter.informed:
-            return None
-        return {*resolution.pods, *(ref.pod for ref in self._runs)}
+        if (repaired := self._owners.swept(report)) is not None:
+            self.own_cpus_keeper.repaired(repaired)
 
     def _container_started(self, container: ContainerID) -> None:
         self.cpusetter.container_started(container)

@@ -3,6 +3,9 @@
 It is level-triggered: each look compares the CPUs that are online, and those that cgroups withhold,
 with the manager's. Events only make it look sooner. The loop waits for those of the kernel about
 CPUs in one call, so it is no `StepLoop`.
+
+The manager knows what an offline CPU means for its owner (`Manager.update_topology`,
+`policies/base.py`).
 """
 
 from __future__ import annotations

@@ -1,11 +1,17 @@
-"""The keeper of own CPUs announces changes of their CPUs to containers, and keeps the notice.
+"""The keeper of own CPUs tells containers before they lose CPUs, and waits for the notice to end.
 
 A container that loses CPUs reads in its folder which CPUs these are, and the earliest time of the
 loss. The keeper first writes the folder, and begins the notice then. After the notice the keeper
-narrows the container. When the kernel has the CPUs, the keeper writes into the folder that the
-change is complete. If a container gets CPUs, the keeper writes the folder when the kernel has them.
+narrows the container. When the kernel reports that the container's cpuset is the new set, the
+keeper writes into the folder that the change is complete. If a container gets CPUs, the keeper
+writes the folder when the kernel reports the new CPUs in the cpuset. A change by a plugin is
+complete when the keeper hears of it, so it has no notice.
 
-If the keeper cannot write a folder, the notice still ends: a full disk keeps no CPU from others.
+A notice ends early if the agent sees that no thread of the container needs a leaving CPU. A thread
+needs one if it is pinned to leaving CPUs alone.
+
+If the keeper cannot write a folder, the notice still ends at its time: other containers get the
+CPUs also when the disk is full.
 """
 
 from __future__ import annotations
@@ -19,17 +25,18 @@ from typing import TYPE_CHECKING, Final
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import CPUPoolError
-from cpupool.host.own_folders import Change, NotBefore, Told
+from cpupool.host.own_folders import NotBefore, Told, ToldChange
 from cpupool.loops.step_loop import StepLoop
 from cpupool.manager.resizing import Reason
 from cpupool.telemetry import log as logs
 from cpupool.telemetry.failures import Failures
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
+    from cpupool.agent.ports import Owners
     from cpupool.core.mounts import Mount
-    from cpupool.core.workloads import ContainerRef, Pod
+    from cpupool.core.workloads import ContainerRef
     from cpupool.host.own_folders import OwnFolders
     from cpupool.loops.telemetry import Telemetry
     from cpupool.manager.resizing import OwnCPUs
@@ -42,6 +49,11 @@ SPARE_S: Final = 600.0
 created may be unknown for a moment."""
 _LOOK_S: Final = 30.0
 _RETRY_S: Final = 2.0
+_REACTION_S: Final = 2.0
+"""The shortest notice that ends early: an application that reads its folder once a second, without
+inotify, has read it by then, and has had as long to act."""
+_THREADS_S: Final = 0.5
+"""The time between two looks at the threads of a container."""
 _FAILED: Final = "CPUNoticeFailed"
 _REMOVAL: Final = "removal"
 
@@ -52,13 +64,20 @@ class _Notice:
 
     Attributes:
         assigned: the CPUs that stay.
+        leaving: the CPUs that leave.
+        ready: whether the kernel had the CPUs in force when it began: only then the folder tells of
+            it, and otherwise it begins anew once the kernel has them.
         change: what the folder tells; None without a delay: one notice then tells what has left.
         due_s: when the CPUs are taken.
+        threads_s: when the agent looks next whether a thread needs them; infinite for never.
     """
 
     assigned: CPUSet
-    change: Change | None
+    leaving: CPUSet
+    ready: bool
+    change: ToldChange | None
     due_s: float
+    threads_s: float
 
 
 class OwnCPUsKeeper(StepLoop):
@@ -67,13 +86,9 @@ class OwnCPUsKeeper(StepLoop):
     Any thread may call `prepare`, `repaired` and `wake`; `wake` follows each change of `own_cpus`.
 
     Args:
-        own_cpus: returns the CPUs of all containers whose own CPUs may change.
+        owners: the containers whose own CPUs may change.
         folders: the folders of the containers; only this role writes them.
-        narrow: takes the leaving CPUs: the container runs on these CPUs alone. It returns whether
-            the container still must have these CPUs, and otherwise does nothing.
-        pod_of: returns the pod with a UID of the kubelet, if it is listed.
-        remaining: returns the UIDs of the kubelet of all pods that are listed or have a cgroup;
-            None while they are not known.
+        announced: called when a notice has begun; it must not block.
         telemetry: takes Events for a pod's author, and the beats of the loop.
         now_s: the monotonic clock of the machine, which containers read, too.
         wall_s: the wall clock.
@@ -82,23 +97,19 @@ class OwnCPUsKeeper(StepLoop):
 
     def __init__(
         self,
-        own_cpus: Callable[[], Mapping[ContainerRef, OwnCPUs]],
+        owners: Owners,
         folders: OwnFolders,
         *,
-        narrow: Callable[[ContainerRef, CPUSet], bool],
-        pod_of: Callable[[str], Pod | None],
-        remaining: Callable[[], Collection[str] | None],
         telemetry: Telemetry,
+        announced: Callable[[], None] = lambda: None,
         now_s: Callable[[], float] = time.monotonic,
         wall_s: Callable[[], float] = time.time,
         look_s: float = _LOOK_S,
     ) -> None:
         super().__init__(partial(telemetry.health.beat, NAME))
-        self._own_cpus = own_cpus
+        self._owners = owners
         self._folders = folders
-        self._narrow = narrow
-        self._pod_of = pod_of
-        self._remaining = remaining
+        self._announced = announced
         self._events = telemetry.events
         self._now_s = now_s
         self._wall_s = wall_s
@@ -116,12 +127,15 @@ class OwnCPUsKeeper(StepLoop):
         self._gone_since: dict[str, float] = {}
         self._failures = Failures()
 
-    def prepare(self, ref: ContainerRef, own: OwnCPUs) -> Mount | None:
+    def prepare(self, ref: ContainerRef) -> Mount | None:
         """Make the folder of a container that is created next, and return its mount.
 
-        It never raises. If the folder cannot be written, the container starts without one: it is
-        not told of changes.
+        It never raises. There is no folder if the container's own CPUs cannot change, or if the
+        folder cannot be written: then the container is not told of changes.
         """
+        own = self._owners.own_cpus().get(ref)
+        if own is None:
+            return None
         with self._lock:
             self._known.add(ref)
             self._gone_since.pop(ref.pod, None)
@@ -130,6 +144,15 @@ class OwnCPUsKeeper(StepLoop):
             mount = self._folders.mount(ref) if self._keep(ref, own, created=True) else None
         self.wake()
         return mount
+
+    def notices(self) -> Mapping[ContainerRef, float]:
+        """Return the containers that know that CPUs leave → when these leave, in Unix time."""
+        with self._lock:
+            return {
+                ref: notice.change.not_before.wall_s
+                for ref, notice in self._notices.items()
+                if notice.change and notice.change.not_before
+            }
 
     def repaired(self, refs: Iterable[ContainerRef]) -> None:
         """Note that other programs' writes into these containers' cgroups have been repaired.
@@ -147,30 +170,43 @@ class OwnCPUsKeeper(StepLoop):
         """
         with self._lock:
             due = self._look()
-        for ref, notice in due.items():
-            narrowed = self._narrow(ref, notice.assigned)
+            watched = {ref: one for ref, one in self._notices.items() if ref not in due}
+        early = {ref: one for ref, one in watched.items() if self._is_followed(ref, one)}
+        for ref, notice in {**due, **early}.items():
+            narrowed = self._owners.narrow(ref, notice.assigned)
             log.info(
                 "notice ended",
                 pod=ref.pod,
                 container=ref.name,
                 cpus=notice.assigned,
                 narrowed=narrowed,
+                early=ref in early,
             )
             with self._lock:
                 if narrowed and self._notices.get(ref) is notice:
                     del self._notices[ref]
                     self._right.pop(ref, None)
         with self._lock:
-            next_s = min((one.due_s for one in self._notices.values()), default=math.inf)
+            dues_s = (min(one.due_s, one.threads_s) for one in self._notices.values())
+            next_s = min(dues_s, default=math.inf)
             look_s = _RETRY_S if self._failures else self._look_s
             return max(0.0, min(look_s, next_s - self._now_s()))
+
+    def _is_followed(self, ref: ContainerRef, notice: _Notice) -> bool:
+        """Return whether the agent sees that no thread of a container needs the leaving CPUs."""
+        now_s = self._now_s()
+        if now_s < notice.threads_s:
+            return False
+        needs = self._owners.needs(ref, notice.leaving)
+        notice.threads_s = math.inf if needs is None else now_s + _THREADS_S
+        return needs is False
 
     def _look(self) -> Mapping[ContainerRef, _Notice]:
         """Write what has changed, and return the notices that are due.
 
         These are due again soon: `narrow` may find that the container must have other CPUs by now.
         """
-        own_cpus = self._own_cpus()
+        own_cpus = self._owners.own_cpus()
         for ref in self._known - own_cpus.keys():
             self._forget(ref)
         self._known = set(own_cpus)
@@ -223,15 +259,28 @@ class OwnCPUsKeeper(StepLoop):
                 return self._tell(ref, _complete(before, own), before)
             return True
         notice = self._notices.get(ref)
-        lasts = notice is not None and notice.assigned == own.assigned
-        change = notice.change if notice and lasts else self._announcement(before, own)
+        # CPUs that come are told once the kernel has them, also where others leave at once.
+        ready = created or own.settled or (before is not None and own.in_force <= before.cpus)
+        lasts = (
+            notice is not None
+            and notice.assigned == own.assigned
+            and (notice.ready or not ready or not has_folder)
+        )
+        change = notice.change if notice and lasts else None
+        if ready and not lasts:
+            change = self._announcement(before, own)
         right = True
         if has_folder and (created or change):
             told = Told(own.in_force, own.assigned, own.baseline, change)
             right = self._tell(ref, told, before)
         if not lasts:
             # The delay begins after the attempt to write, whatever became of it.
-            self._notices[ref] = _Notice(own.assigned, change, self._now_s() + own.notice_s)
+            now_s = self._now_s()
+            threads_s = now_s + _REACTION_S if has_folder and right and ready else math.inf
+            self._notices[ref] = _Notice(
+                own.assigned, own.leaving, ready, change, now_s + own.notice_s, threads_s
+            )
+            self._announced()
             log.info(
                 "notice begins",
                 pod=ref.pod,
@@ -241,7 +290,7 @@ class OwnCPUsKeeper(StepLoop):
             )
         return right
 
-    def _announcement(self, before: Told | None, own: OwnCPUs) -> Change | None:
+    def _announcement(self, before: Told | None, own: OwnCPUs) -> ToldChange | None:
         """Return the change that a container is to know before CPUs leave."""
         if own.notice_s <= 0:
             return None
@@ -250,13 +299,13 @@ class OwnCPUsKeeper(StepLoop):
             # An earlier agent has announced it. The delay begins anew.
             return replace(before.announced, removed=own.leaving, not_before=not_before)
         added = own.assigned - before.assigned - before.cpus if before else CPUSet()
-        reason = own.cause or (Reason.COMPACT if added else Reason.SHRINK)
-        return Change(reason, own.leaving, added, not_before)
+        reason = Reason.COMPACT if added else Reason.SHRINK
+        return ToldChange(reason, own.leaving, added, not_before)
 
     def _tell(self, ref: ContainerRef, told: Told, before: Told | None) -> bool:
         repaired = ref in self._repaired
         if repaired and told == before and not told.announced:
-            told = replace(told, change=Change(Reason.REPAIR))
+            told = replace(told, change=ToldChange(Reason.REPAIR))
         try:
             self._folders.tell(ref, told, again=repaired)
         except (OSError, CPUPoolError) as error:
@@ -269,7 +318,7 @@ class OwnCPUsKeeper(StepLoop):
 
     def _remove_spare(self) -> None:
         """Remove the folders of pods that are gone."""
-        remaining = self._remaining()
+        remaining = self._owners.remaining()
         if remaining is None:
             return
         now_s = self._now_s()
@@ -290,7 +339,7 @@ class OwnCPUsKeeper(StepLoop):
     def _complain(self, ref: ContainerRef, why: str) -> None:
         if not self._failures.begins(why, str(ref)):
             return
-        pod = self._pod_of(ref.pod)
+        pod = self._owners.pod(ref.pod)
         log.warning("container not told of its CPUs", pod=ref.pod, container=ref.name, reason=why)
         said = f"container {ref.name} is not told of its CPUs: {why}; they change all the same"
         if pod is None:
@@ -315,7 +364,7 @@ def _complete(before: Told | None, own: OwnCPUs) -> Told:
     if announced:
         removed, added = removed - announced.removed, added - announced.added
     if removed or added:
-        return replace(now, change=Change(_reason(before, own, removed), removed, added))
+        return replace(now, change=ToldChange(_reason(before, own, removed), removed, added))
     return now
 
 

@@ -1,13 +1,15 @@
-"""The interfaces between the agent's loops and the API server; adapters fit them unnamed."""
+"""The interfaces of the agent's loops to the node and the API server; adapters fit them unnamed."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
-    from cpupool.core.workloads import Pod
+    from cpupool.core.cpuset import CPUSet
+    from cpupool.core.workloads import ContainerRef, Pod
+    from cpupool.manager.resizing import OwnCPUs
     from cpupool.wire.node_topology import Observed, Values
 
 
@@ -16,6 +18,34 @@ class NodeLabels(Protocol):
 
     def labels(self) -> Mapping[str, str] | None:
         """Return the labels, or None until they are known."""
+        ...
+
+
+class Owners(Protocol):
+    """The containers with CPUs of their own that can change while they run."""
+
+    def own_cpus(self) -> Mapping[ContainerRef, OwnCPUs]:
+        """Return the CPUs of each."""
+        ...
+
+    def narrow(self, ref: ContainerRef, assigned: CPUSet) -> bool:
+        """Take the leaving CPUs: the container runs on these CPUs alone.
+
+        Returns:
+            Whether the container must have these CPUs; if not, it loses none.
+        """
+        ...
+
+    def needs(self, ref: ContainerRef, cpus: CPUSet) -> bool | None:
+        """Return whether a thread can run on none but these CPUs; None if none is in sight."""
+        ...
+
+    def pod(self, uid: str) -> Pod | None:
+        """Return a pod by the id in its cgroup's name; None if it is not listed."""
+        ...
+
+    def remaining(self) -> Collection[str] | None:
+        """Return the pods that are listed or have a cgroup; None while they are not known."""
         ...
 
 

@@ -17,8 +17,9 @@ from cpupool.manager.usage import choice_counts, fragmentation, policy_usage, us
 from cpupool.policies.view import BEST_EFFORT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
+    from cpupool.core.workloads import ContainerRef
     from cpupool.enforce.sweep import SweepReport
     from cpupool.enforce.writer_choice import Writers
     from cpupool.host.status_file import StatusFile
@@ -45,6 +46,7 @@ class Reporter(StepLoop):
         status: the file that `cpupool status` reads.
         telemetry: shows the use of the pools, and takes the beats of the loop.
         plugins: returns the last words of plugins for resources.
+        notices: returns when the notices of containers end, in Unix time.
         cpu_s: the CPU time of the reporting thread.
     """
 
@@ -56,6 +58,7 @@ class Reporter(StepLoop):
         *,
         telemetry: Telemetry,
         plugins: Callable[[], PluginReport] = PluginReport,
+        notices: Callable[[], Mapping[ContainerRef, float]] = dict,
         cpu_s: Callable[[], float] = time.thread_time,
     ) -> None:
         super().__init__(partial(telemetry.health.beat, NAME))
@@ -64,6 +67,7 @@ class Reporter(StepLoop):
         self._status = status
         self._metrics = telemetry.metrics
         self._plugins = plugins
+        self._notices = notices
         self._cpu_s = cpu_s
         self._measured: NodeFacts | None = None
         self._decided: NodeView | None = None
@@ -98,6 +102,7 @@ class Reporter(StepLoop):
             nri=self._writers.nri_waits(),
             choices=self._manager.choices(),
             plugins=self._plugins(),
+            notices=self._notices(),
         )
 
     def _measure(self, facts: NodeFacts, view: NodeView) -> None:

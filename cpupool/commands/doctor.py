@@ -58,7 +58,7 @@ from cpupool.kube.client import APIError
 from cpupool.kubelet.podresources import PodResources
 from cpupool.policies import built_in
 from cpupool.runtime.cri import CRI
-from cpupool.wire import kubelet_checkpoint
+from cpupool.wire import device_checkpoint
 
 if TYPE_CHECKING:
     import argparse
@@ -380,6 +380,19 @@ def _misfits(known: _Known) -> Iterable[Row]:
         yield runtime_checks.misfits(known.pools.cpu_manager.on_misfit, writer)
 
 
+def _resizes(known: _Known) -> Iterable[Row]:
+    if not known.policy.resizes or known.pools is None:
+        return ()
+    gates: Mapping[str, bool] = {}
+    # Another check reports what is wrong with the configuration.
+    with suppress(CPUPoolError):
+        if (config := known.node.kubelet()) is not None:
+            gates = config.feature_gates
+    policy, version = known.pools.cpu_manager.named, known.node.kubelet_version()
+    writer = known.status and known.status[0].enforcement
+    return runtime_checks.resizes(policy, writer, gates, version)
+
+
 def _device_plugins(known: _Known) -> Iterable[Row]:
     if known.node.bundle:
         yield Row("device plugins", Verdict.UNSEEN, *_NOT_IN_BUNDLE)
@@ -430,7 +443,7 @@ def _checkpoint(known: _Known) -> Iterable[Row]:
     if text is None:
         yield Row("checkpoint", Verdict.OK, "there is none: no pod has had devices yet")
         return
-    found = kubelet_checkpoint.parse(text)
+    found = device_checkpoint.parse(text)
     ours = {entry.pod_uid for entry in found.entries if known.node.names.pool_of(entry.resource)}
     yield Row("checkpoint", Verdict.OK, f"{len(ours)} pods have devices of pools")
 
@@ -485,6 +498,7 @@ _CHECKS: Final[Mapping[str, Callable[[_Known], Iterable[Row]]]] = {
     "CPU manager": _cpu_manager,
     "agent away": _agent_away,
     "misfits": _misfits,
+    runtime_checks.RESIZES: _resizes,
     node_checks.POLICIES: _policies,
     koordinator_checks.CHECK: _koordlet,
     plugin_checks.CHECK: _plugins,

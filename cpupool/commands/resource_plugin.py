@@ -13,7 +13,7 @@ from cpupool.commands.shell.options import add_command, add_resource_domain, add
 from cpupool.commands.shell.services import asked_to_end
 from cpupool.core.errors import ConfigError, HostFileError
 from cpupool.core.names import Names
-from cpupool.core.resources import CPU, MEMORY
+from cpupool.core.pod_resources import CPU, MEMORY
 from cpupool.host import node_memory
 from cpupool.host.cpu_time import CPUTimes
 from cpupool.host.root import HostRoot

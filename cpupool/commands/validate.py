@@ -219,7 +219,7 @@ def _summary_of_plugins(config: PluginConfig) -> str:
 
 def _summary(file: PoolFile) -> str:
     by_kind = (pool for kind in PoolKind for pool in file.pools.of_kind(kind))
-    listed = ", ".join(f"{pool.name} {pool.cpus}{_policy(pool)}" for pool in by_kind)
+    listed = ", ".join(f"{pool.name} {pool.listed}{_policy(pool)}" for pool in by_kind)
     parts = [listed] if listed else []
     if mixed := file.pools.mixed:
         parts.append(f"mixed CPUs of {mixed.pool} for {mixed.containers_limit} containers")

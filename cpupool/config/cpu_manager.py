@@ -341,7 +341,7 @@ def _strange(reserved: CPUSet, default: CPUSet | None, pools: NodePools) -> CPUS
     """Return the reserved CPUs that are not the default pool's, as far as this is known."""
     if default is not None:
         return reserved - default
-    return reserved & CPUSet.union(pool.cpus for pool in pools)
+    return reserved & CPUSet.union(pool.cpus for pool in pools if pool.kind is not PoolKind.DEFAULT)
 
 
 def _default_cpus(pools: NodePools, topology: CPUTopology | None) -> CPUSet | None:
@@ -349,7 +349,7 @@ def _default_cpus(pools: NodePools, topology: CPUTopology | None) -> CPUSet | No
     if topology is not None:
         return default_pool.declared(pools, topology)
     configured = pools.of_kind(PoolKind.DEFAULT)
-    return configured[0].cpus if configured else None
+    return configured[0].cpus if configured and configured[0].open_from is None else None
 
 
 def _problem(what: str, remedy: str, severity: Severity = Severity.ERROR) -> Problem:

@@ -14,7 +14,7 @@ from cpupool.config.kubelet_settings import EVICTION, KUBE, RESERVED_MEMORY, SYS
 from cpupool.core import quantity
 from cpupool.core.errors import QuantityError
 from cpupool.core.node_topology import HUGE_PAGES
-from cpupool.core.resources import MEMORY
+from cpupool.core.pod_resources import MEMORY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

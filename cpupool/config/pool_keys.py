@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from cpupool.config.document import Text
 from cpupool.config.pool_rules import CONTAINERS_LIMIT, MIXED_POOL
 from cpupool.config.reader import WHOLE_NUMBER, Reader, entries
 from cpupool.core import pools
-from cpupool.core.cpuset import CPUSet
+from cpupool.core.cpuset import MAX_CPU, CPUSet
 from cpupool.core.errors import Problem, Severity
 from cpupool.core.names import meant_prefix
 from cpupool.core.pool_policy import (
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 NODE_SELECTOR: Final = "nodeSelector"
 """The key of the labels that a node must have; CPU-Pooler's README writes it among the pools."""
 _CPUS: Final = "cpus"
+_OPEN: Final = re.compile(r"(?:(.*),)?\s*([0-9]{1,9})\s*-\s*", re.ASCII | re.DOTALL)
+"""A CPU list whose last range has no end: `0-1,16-`."""
 _HYPER_THREADING: Final = "hyperThreadingPolicy"
 _POOL_KEYS: Final = (
     _CPUS,
@@ -83,7 +87,7 @@ class PoolReader(Reader):
                 continue
             kind = PoolKind.of_name(name)
             self._doubt_name(entry, name, kind)
-            cpus = self.cpus(table.get(_CPUS))
+            cpus, open_from = self._pool_cpus(table.get(_CPUS), kind)
             hyper_threading = self._choice(
                 table.get(_HYPER_THREADING),
                 kind,
@@ -92,7 +96,26 @@ class PoolReader(Reader):
             )
             policy = self._policy(table, kind)
             if named and cpus is not None:
-                yield Pool(name, kind, cpus, hyper_threading, policy)
+                yield Pool(name, kind, cpus, hyper_threading, policy, open_from)
+
+    def _pool_cpus(self, value: Value, kind: PoolKind) -> tuple[CPUSet | None, int | None]:
+        """Read a pool's CPU list: its CPUs, and the first CPU of its open end if it has one.
+
+        The CPUs are None for a text that is no list.
+        """
+        written = value if isinstance(value, Text) else None
+        found = _OPEN.fullmatch(written.text) if written else None
+        if written is None or found is None:
+            return self.cpus(value), None
+        cpus, first = self.cpus(replace(written, text=found[1] or "")), int(found[2])
+        if first > MAX_CPU:
+            self.refuse(value, f"CPU {first} is above {MAX_CPU}", "begin with a lower CPU")
+            return None, None
+        if kind is not PoolKind.DEFAULT:
+            what = "only the default pool may have all CPUs from one on"
+            self.refuse(value, what, f"write the last CPU, as in {first}-{first + 1}")
+            return None, None
+        return cpus, first
 
     def read_mixed(self, value: Value) -> MixedCPUs | None:
         """Read whether and how the agent offers OpenShift's resource; a null is a no."""

@@ -49,6 +49,8 @@ def validate(pools: NodePools, topology: CPUTopology | None) -> tuple[Problem, .
                 pool=ENABLE_SHARED_CPUS,
             ),
         )
+    if topology is not None:
+        pools = pools.on(topology)
     problems = [*_each_alone(pools), *_overlaps(pools, topology), *_clashing_names(pools)]
     problems += [*_mixed(pools), *cpu_manager.validate(pools, topology)]
     if topology is not None:
@@ -89,7 +91,7 @@ def _problem(
 
 def _each_alone(pools: NodePools) -> Iterator[Problem]:
     for pool in pools:
-        if not pool.cpus:
+        if not pool.cpus and pool.open_from is None:
             yield _problem(pool, pool.cpus, "the pool has no CPUs", "list some, or remove the pool")
         needed = device_list_bytes(capacity(pool)) if pool.kind is PoolKind.SHARED else 0
         if needed > MAX_DEVICE_LIST_BYTES:
@@ -101,6 +103,7 @@ def _each_alone(pools: NodePools) -> Iterator[Problem]:
             )
         yield from _contradictions(pool)
         yield from _wrongly_reserved(pool)
+        yield from _behind_open_end(pool, pools)
     defaults = pools.of_kind(PoolKind.DEFAULT)
     for extra in defaults[1:]:
         yield _problem(
@@ -110,6 +113,23 @@ def _each_alone(pools: NodePools) -> Iterator[Problem]:
             f" without the prefix exclusive or shared is one{_listed(extra)}",
             "merge the two, or give this one a prefix",
         )
+
+
+def _behind_open_end(pool: Pool, pools: NodePools) -> Iterator[Problem]:
+    """Find pools that begin behind the open end of another one.
+
+    The admin may have meant that these CPUs, too, are shared.
+    """
+    if pool.open_from is None:
+        return
+    first = pool.open_from
+    others = CPUSet.union(other.cpus for other in pools if other is not pool)
+    if behind := CPUSet(cpu for cpu in others if cpu >= first):
+        last = max(behind)
+        between = CPUSet(range(first, last)) - behind
+        closed = ",".join(filter(None, (str(between), f"{last + 1}-")))
+        what = f"other pools have CPUs {behind}, which {first}- includes"
+        yield _problem(pool, behind, what, f"write {closed} in place of {first}-")
 
 
 def _listed(pool: Pool) -> str:
@@ -303,6 +323,9 @@ def _clashing_names(pools: NodePools) -> Iterator[Problem]:
 
 def _against_machine(pools: NodePools, topology: CPUTopology) -> Iterator[Problem]:
     for pool in pools:
+        if pool.open_from is not None and not pool.cpus:
+            what = f"this machine has no CPU from {pool.open_from} on; it has {topology.present}"
+            yield _problem(pool, pool.cpus, what, "begin with a lower CPU")
         if absent := pool.cpus - topology.present:
             yield _problem(
                 pool,

@@ -31,7 +31,7 @@ from cpupool.config.performance_profile import DRA, SNIPPET, TOPOLOGY_POLICY
 from cpupool.core import quantity
 from cpupool.core.cpu_manager import NONE, TopologyPolicy
 from cpupool.core.errors import ConfigError, Problem, QuantityError, Severity
-from cpupool.core.resources import MEMORY
+from cpupool.core.pod_resources import MEMORY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

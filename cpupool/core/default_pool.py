@@ -1,6 +1,7 @@
 """The CPUs of the default pool, on which the containers without a pool run.
 
-* The pool file has a default pool: `declared` returns its CPUs.
+* The pool file has a default pool: `declared` returns its CPUs. An open list (`16-`) has all CPUs
+  from its last number on.
 * The pool file has none: `declared` returns each CPU that no pool uses. An exclusive pool also uses
   the siblings of its CPUs.
 * Containers can use none of these CPUs now: `substitute` returns others.
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
 def declared(pools: NodePools, topology: CPUTopology) -> CPUSet:
     """Return the CPUs of the default pool, offline CPUs included."""
     configured = pools.of_kind(PoolKind.DEFAULT)
-    return configured[0].cpus if configured else _unused(pools, topology.present, topology)
+    if not configured:
+        return _unused(pools, topology.present, topology)
+    return configured[0].on(topology).cpus
 
 
 def online(pools: NodePools, topology: CPUTopology) -> CPUSet:

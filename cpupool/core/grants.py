@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
 
 _NONE: Final = CPUSet()
+_REMEMBERED: Final = 8
+"""How many of a container's last resizes are remembered."""
+LATEST_UNIX_S: Final = 253_402_300_799
+"""The last second whose year has four digits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,16 +102,41 @@ class Leaving:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class PastResize:
+    """A resize that has given a container other CPUs of its own.
+
+    Attributes:
+        before: the CPUs that it had.
+        after: the CPUs that it had then.
+        unix_s: when; None for a resize that no agent has answered.
+    """
+
+    before: CPUSet
+    after: CPUSet
+    unix_s: int | None = None
+
+    @property
+    def what(self) -> str:
+        """What has changed."""
+        got, gave = self.after - self.before, self.before - self.after
+        said = [f"it got CPUs {got}"] if got else []
+        said += [f"it gave CPUs {gave} back"] if gave else []
+        return f"from cpu {len(self.before)} to {len(self.after)}: {' and '.join(said)}"
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedChange:
     """The change of a container's CPUs since it began, as a record keeps it.
 
     Attributes:
         baseline: the CPUs with which it began.
         leaving: the CPUs that it gives back.
+        resizes: its last resizes, the oldest first.
     """
 
     baseline: CPUSet
     leaving: CPUSet = field(default_factory=CPUSet)
+    resizes: tuple[PastResize, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +154,7 @@ class Grant:
         shares_cores: other owners of the same resource may have CPUs of the same cores.
         leaving: container → the CPUs that it gives back, beside those of its part.
         baselines: container → the CPUs with which it began, if its part has changed since.
+        resizes: container → its last resizes, the oldest first.
         reasons: container, or `WHOLE_POD` → why a policy of this agent chose its CPUs.
         cpus: the CPUs that no other owner may have: of the parts, and those that are being left.
     """
@@ -138,6 +168,7 @@ class Grant:
     shares_cores: bool = False
     leaving: Mapping[str, Leaving] = field(default_factory=dict)
     baselines: Mapping[str, CPUSet] = field(default_factory=dict)
+    resizes: Mapping[str, tuple[PastResize, ...]] = field(default_factory=dict, compare=False)
     reasons: Mapping[str, tuple[Step, ...]] = field(default_factory=dict, compare=False)
     cpus: CPUSet = field(init=False, compare=False)
 
@@ -164,29 +195,44 @@ class Grant:
         """Return the CPUs with which a container began."""
         return self.baselines.get(container) or self.part(container)
 
+    def resizable(self, container: str) -> bool:
+        """Return whether a resize can change a container's part.
+
+        It can if a policy of cpupool chose the part for this container: the CPUs of a whole pod
+        never change.
+        """
+        of_policy = self.source is Source.POLICY
+        return of_policy and container in self.parts and WHOLE_POD not in self.parts
+
     @property
-    def changes(self) -> Mapping[str, Change]:
+    def changes(self) -> Mapping[str, RecordedChange]:
         """Container → how its CPUs have changed since it began; without those that have not."""
         return {
-            name: Change(baseline, leaving.cpus if (leaving := self.leaving.get(name)) else _NONE)
+            name: RecordedChange(
+                baseline,
+                leaving.cpus if (leaving := self.leaving.get(name)) else _NONE,
+                self.resizes.get(name, ()),
+            )
             for name, baseline in self.baselines.items()
         }
 
-    def changing(self, container: str, cpus: CPUSet, steps: tuple[Step, ...] = ()) -> Grant:
+    def changing(self, container: str, cpus: CPUSet, unix_s: int | None = None) -> Grant:
         """Return this grant with another part; what the container loses stays in force.
 
         Args:
             container: a container that has a part.
             cpus: its CPUs from now on.
-            steps: why.
+            unix_s: the time now, if it is known.
         """
         leaving = self.in_force(container) - cpus
+        last = PastResize(self.parts[container], cpus, unix_s)
+        past = (*self.resizes.get(container, ()), last)[-_REMEMBERED:]
         return replace(
             self,
             parts={**self.parts, container: cpus},
             leaving=_with(self.leaving, container, Leaving(leaving) if leaving else None),
             baselines={**self.baselines, container: self.baseline(container) & cpus},
-            reasons={**self.reasons, container: steps},
+            resizes={**self.resizes, container: past},
         )
 
     def narrowed(self, container: str) -> Grant:
@@ -232,6 +278,7 @@ class Grant:
             parts=parts,
             leaving={**self.leaving, **other.leaving},
             baselines={**self.baselines, **other.baselines},
+            resizes={**self.resizes, **other.resizes},
             whole_cores=self.whole_cores or other.whole_cores,
             reasons={**self.reasons, **other.reasons},
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
@@ -59,6 +59,8 @@ class Pool:
         cpus: the CPUs listed; for an exclusive pool one per core, unless it has `cpuBindPolicy`.
         hyper_threading: the CPUs that come with an exclusive CPU.
         policy: how an exclusive pool's CPUs are chosen.
+        open_from: the pool also has every CPU of the machine from this one on; only a default pool
+            may. None for a closed list.
     """
 
     name: str
@@ -66,6 +68,7 @@ class Pool:
     cpus: CPUSet
     hyper_threading: HyperThreadingPolicy = HyperThreadingPolicy.SINGLE_THREADED
     policy: PoolPolicy = field(default_factory=PoolPolicy)
+    open_from: int | None = None
 
     @classmethod
     def named(cls, name: str, cpus: str, *, multi_threaded: bool = False) -> Pool:
@@ -80,6 +83,19 @@ class Pool:
             else HyperThreadingPolicy.SINGLE_THREADED
         )
         return cls(name, PoolKind.of_name(name), CPUSet.parse(cpus), policy)
+
+    @property
+    def listed(self) -> str:
+        """The CPUs as in the pool file: `0-1,16-` with an open end."""
+        end = "" if self.open_from is None else f"{self.open_from}-"
+        return ",".join(filter(None, (str(self.cpus), end)))
+
+    def on(self, topology: CPUTopology) -> Pool:
+        """Return the pool on a machine: an open list has the CPUs that the machine has."""
+        if self.open_from is None:
+            return self
+        above = (cpu for cpu in topology.present if cpu >= self.open_from)
+        return replace(self, cpus=self.cpus | CPUSet(above))
 
     @property
     def offered(self) -> CPUSet:
@@ -152,6 +168,10 @@ class NodePools:
     def of_kind(self, kind: PoolKind) -> tuple[Pool, ...]:
         """Return the pools of one kind."""
         return tuple(pool for pool in self.pools if pool.kind is kind)
+
+    def on(self, topology: CPUTopology) -> NodePools:
+        """Return the pools on a machine, with a closed list of CPUs each."""
+        return replace(self, pools=tuple(pool.on(topology) for pool in self.pools))
 
     @property
     def places(self) -> bool:

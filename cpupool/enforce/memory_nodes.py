@@ -1,4 +1,4 @@
-"""The goal of memory nodes: a container takes its memory from the NUMA nodes that it must have.
+"""The goal of memory nodes (`cpuset.mems`): a container takes its memory from the right NUMA nodes.
 
 A write may take seconds, because the kernel moves the pages of the container meanwhile. So the goal
 makes one write at a time, not in the thread that keeps the CPUs, and only

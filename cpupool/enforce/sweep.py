@@ -1,8 +1,9 @@
 """A sweep: one look at every container of the node, which repairs each difference.
 
-It is level-triggered: a sweep compares the cgroups with the decisions, whatever program has changed
-them. First it brings the facts, then it repairs the CPUs of containers, then the other goals. At
-the end it publishes notices for pods' owners.
+It is level-triggered: a sweep compares the cgroups with the decisions. It is not important which
+program has changed the cgroups. First the sweep asks for the facts that are missing. Then it
+repairs the CPUs of containers. Then it repairs the other values that it keeps (*goals*), for
+example quotas. At the end it publishes notices for pods' owners.
 """
 
 from __future__ import annotations

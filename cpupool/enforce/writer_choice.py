@@ -1,9 +1,10 @@
-"""The choice of the program that writes the CPUs of a container: one for each, so that none fight.
+"""The choice of the program that writes the CPUs of a container.
 
-A runtime that has a CPU list for a container writes the list with each update of that container. A
-runtime without a list leaves the cgroup alone. So cpupool writes a container through its runtime if
-the runtime has a list for it, and else directly. The runtime itself says which containers these
-are, also to an agent that has just started.
+Each container has exactly one such program, so no two programs overwrite each other. A runtime that
+has a CPU list for a container writes the list with each update of that container. A runtime without
+a list leaves the cgroup alone. So cpupool writes a container through its runtime if the runtime has
+a list for it, and else directly. The runtime itself tells the agent for which containers it has a
+list. It also tells an agent that has just started.
 """
 
 from __future__ import annotations

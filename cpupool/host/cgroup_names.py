@@ -11,6 +11,7 @@ import re
 from typing import Final
 
 _KIND_ROOT: Final = "/kubelet"
+_SERVICES: Final = (".service", ".socket", ".mount", ".swap")
 _QOS_LEVEL: Final = re.compile(r"(?:.+-)?(?:burstable|besteffort)(?:\.slice)?")
 _POD: Final = re.compile(r".+-pod(?P<escaped>[^-]+)\.slice|pod(?P<plain>.+)(?<!\.slice)")
 _CONTAINER: Final = re.compile(r"(?:(?:cri-containerd|crio|docker)-)?([0-9a-f]{64})(?:\.scope)?")
@@ -30,6 +31,14 @@ def kubepods(cgroup_root: str) -> tuple[str, ...]:
 def is_cgroup(name: str) -> bool:
     """Return whether a name is a cgroup's, not one of the kernel's files `<controller>.<file>`."""
     return "." not in name or name.endswith((".slice", ".scope"))
+
+
+def is_service(name: str) -> bool:
+    """Return whether a name is that of a cgroup which systemd makes for a service or the like.
+
+    Such a name looks like a file of the kernel, and no pod or container has one.
+    """
+    return name.endswith(_SERVICES)
 
 
 def is_qos_level(name: str) -> bool:

@@ -52,7 +52,7 @@ class NotBefore(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ToldChange:
     """A change of a container's CPUs: announced, or complete.
 
     Attributes:
@@ -82,10 +82,10 @@ class Told:
     cpus: CPUSet
     assigned: CPUSet
     baseline: CPUSet
-    change: Change | None = None
+    change: ToldChange | None = None
 
     @property
-    def announced(self) -> Change | None:
+    def announced(self) -> ToldChange | None:
         """The change that is announced, and not complete."""
         return self.change if self.change and self.change.not_before else None
 
@@ -222,7 +222,7 @@ def _checked(text: str) -> str:
     return text
 
 
-def _members(change: Change) -> dict[str, object]:
+def _members(change: ToldChange) -> dict[str, object]:
     shown: dict[str, object] = {
         "reason": change.reason.value,
         "removed": str(change.removed),
@@ -236,13 +236,13 @@ def _members(change: Change) -> dict[str, object]:
     return shown
 
 
-def _change(members: Fields) -> Change:
+def _change(members: Fields) -> ToldChange:
     not_before = None
     if "notBefore" in members.members:
         not_before = NotBefore(
             members.read("notBefore", _unix_s), members.get("notBeforeMonotonic", float)
         )
-    return Change(
+    return ToldChange(
         members.read("reason", Reason),
         members.read("removed", CPUSet.parse),
         members.read("added", CPUSet.parse),

@@ -7,9 +7,10 @@ Kernel document: Documentation/filesystems/proc.rst; cgroups(7) for /proc/PID/cg
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final
 
 from cpupool.core.cpuset import CPUSet
@@ -17,12 +18,15 @@ from cpupool.host.cgroupfs import CgroupVersion, hierarchy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 SYSTEM_SLICE: Final = "system.slice"
 """The cgroup in which systemd starts services."""
 NAME: Final = "Name"
 ALLOWED: Final = "Cpus_allowed_list"
+_THREADS: Final = frozenset({"cgroup.threads", "tasks"})
+"""The names of version 2 and of version 1."""
+_OUT_OF_SIGHT: Final = "0"
+"""The id in a cgroup of a thread that the reader's process namespace does not have."""
 _RUNTIMES: Final = frozenset(
     {"containerd", "containerd-shim", "crio", "conmon", "conmonrs", "dockerd", "kubelet"}
 )
@@ -108,16 +112,34 @@ def threads(proc: Path, cgroup: Path) -> CPUSet:
         proc: the folder that stands for /proc.
         cgroup: the cgroup's folder.
     """
-    found = CPUSet()
-    # The names of version 2 and of version 1.
-    for name in ("cgroup.threads", "tasks"):
-        for listed in cgroup.rglob(name):
-            with suppress(OSError):
-                for thread in listed.read_text().split():
-                    with suppress(OSError, KeyError, ValueError):
-                        text = (proc / thread / "status").read_text("utf-8", "replace")
-                        found |= CPUSet.parse(_status(text)[ALLOWED])
-    return found
+    return CPUSet.union(affinities(proc, cgroup))
+
+
+def affinities(proc: Path, cgroup: Path) -> Iterator[CPUSet]:
+    """Yield the CPUs on which each thread of a cgroup and of those below may run.
+
+    The set is empty for a thread that is not in sight, as in a container without the host's
+    processes. Threads that end meanwhile are left out.
+
+    Args:
+        proc: the folder that stands for /proc.
+        cgroup: the cgroup's folder.
+    """
+    for folder, _, names in os.walk(cgroup):
+        for name in _THREADS.intersection(names):
+            for thread in _listed(Path(folder, name)):
+                if thread == _OUT_OF_SIGHT:
+                    yield CPUSet()
+                    continue
+                with suppress(OSError, KeyError, ValueError):
+                    text = (proc / thread / "status").read_text("utf-8", "replace")
+                    yield CPUSet.parse(_status(text)[ALLOWED])
+
+
+def _listed(file: Path) -> list[str]:
+    with suppress(OSError):
+        return file.read_text().split()
+    return []
 
 
 def command_lines(proc: Path, *programs: str) -> Iterator[tuple[str, ...]]:

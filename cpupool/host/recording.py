@@ -25,7 +25,7 @@ from cpupool.host.cgroupfs import CgroupVersion, hierarchy
 from cpupool.host.kubelet_file import KubeletConfigFile, KubeletFiles
 from cpupool.host.root import HostRoot
 from cpupool.version import VERSION
-from cpupool.wire import checkpoints, cpu_manager_state, json_text, kubelet_checkpoint
+from cpupool.wire import checkpoint_checksum, cpu_manager_state, device_checkpoint, json_text
 from cpupool.wire.cpu_manager_state import State
 from cpupool.wire.json_text import Fields
 
@@ -304,10 +304,10 @@ def _boot_parameters(content: bytes) -> bytes:
 
 def _checkpoint(content: bytes, names: Names) -> bytes:
     """Return only our entries: other plugins' answers may hold secrets for their containers."""
-    found = kubelet_checkpoint.parse(content)
+    found = device_checkpoint.parse(content)
     ours = tuple(entry for entry in found.entries if names.pool_of(entry.resource))
     registered = {name: ids for name, ids in found.registered.items() if names.pool_of(name)}
-    return kubelet_checkpoint.encode(replace(found, entries=ours, registered=registered))
+    return device_checkpoint.encode(replace(found, entries=ours, registered=registered))
 
 
 def _cpu_manager_state(content: bytes) -> bytes:
@@ -316,7 +316,8 @@ def _cpu_manager_state(content: bytes) -> bytes:
 
 
 def _memory_manager_state(content: bytes) -> bytes:
-    return json.dumps({"policyName": checkpoints.policy("memory_manager_state", content)}).encode()
+    policy = checkpoint_checksum.policy("memory_manager_state", content)
+    return json.dumps({"policyName": policy}).encode()
 
 
 def _take_kubelet_config(kept: Recording, root: HostRoot, path: Path, folder: str) -> None:

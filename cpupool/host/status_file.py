@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cpupool.core.cgroups import FoundContainer, Writer
+    from cpupool.core.workloads import ContainerRef
     from cpupool.manager.facts import NodeFacts
     from cpupool.manager.report import PluginReport
     from cpupool.manager.resolve import Resolution
@@ -51,13 +52,16 @@ class StatusFile:
         nri: str = "",
         choices: Mapping[tuple[str, int], Choice] | None = None,
         plugins: PluginReport | None = None,
+        notices: Mapping[ContainerRef, float] | None = None,
     ) -> None:
         """Write the status if it is new; else set only the file's time: the agent is alive."""
         seen = (facts, resolution, found, waiting_for, enforcement)
-        news = (seen, nri, choices, plugins)
+        news = (seen, nri, choices, plugins, notices)
         try:
             if self._published != news:
-                status = report.describe(*seen, nri=nri, choices=choices, plugins=plugins)
+                status = report.describe(
+                    *seen, nri=nri, choices=choices, plugins=plugins, notices=notices
+                )
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 text = json.dumps(status_json.to_json(status))
                 # After a power failure another agent writes another status.

@@ -10,15 +10,16 @@ cases: another cgroup is a partition and has this CPU (systemd: `CPUSetPartition
 CPUs, it runs on the CPUs of its parent, which include CPUs of other pods.
 
 The kernel sends no event about lost CPUs. But it sends an event about the write that makes a
-partition or a smaller set (inotify(7)). A partition is directly below the base, or a cgroup above
-it is a partition, or a cgroup above it hands its CPUs down (`cpuset.cpus.exclusive`). So the watch
-has only the first level. While deeper cgroups can take CPUs, the watch's owner also looks often.
+partition or a smaller set (inotify(7)). The *base* is the top of the cgroup hierarchy. For a
+partition one of three things is true: it is directly below the base; a cgroup above it is a
+partition; a cgroup above it lists the partition's CPUs in `cpuset.cpus.exclusive`. So the watch has
+only the first level. While deeper cgroups can take CPUs, the watch's owner also looks often.
 
 On version 1 the cgroups above kubepods (`--cgroup-root`) limit what a container can have. The
-kernel removes an offline CPU from every set except that of the base, and never adds it again. So a
-set without a CPU that has just come back online is no limit: the agent adds the CPU to the set
-(`CgroupFS.make_room`). It does the same in kubepods and below. Only the kubelet and the kernel
-write these sets.
+kernel removes an offline CPU from every set except that of the base, and never adds it again. So if
+a CPU has just come back online and a set does not have it, the agent does not count this as a
+limit: it adds the CPU to the set (`CgroupFS.make_room`). It does the same in kubepods and below.
+Only the kubelet and the kernel write these sets.
 """
 
 from __future__ import annotations
@@ -54,8 +55,6 @@ _GRANTED: Final = "cpuset.cpus.exclusive.effective"
 _PARTITION: Final = "cpuset.cpus.partition"
 _MEMBER: Final = "member"
 _WRITTEN: Final = frozenset({_CPUS, _EXCLUSIVE, _PARTITION})
-_UNITS: Final = (".service", ".socket", ".mount", ".swap")
-"""The names of systemd's cgroups that look like files of the kernel; slices and scopes do not."""
 _INVALID: Final = "invalid"
 
 
@@ -207,7 +206,8 @@ class UsableCPUs:
 
 def _may_take(name: str) -> bool:
     """Return whether a file or a cgroup of this name can take CPUs from others."""
-    return name in _WRITTEN or name.endswith(_UNITS) or cgroup_names.is_cgroup(name)
+    cgroup = cgroup_names.is_cgroup(name) or cgroup_names.is_service(name)
+    return cgroup or name in _WRITTEN
 
 
 class _Limits:

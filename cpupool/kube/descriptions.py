@@ -10,8 +10,8 @@ from dataclasses import replace
 from decimal import Decimal
 from typing import TYPE_CHECKING, Final
 
+from cpupool.core.pod_resources import is_name, is_of_kubernetes
 from cpupool.core.quantity import Quantity, is_amount
-from cpupool.core.resources import is_name, is_of_kubernetes
 from cpupool.kube import views
 from cpupool.kube.fields import Field
 from cpupool.policies.qrm import katalyst

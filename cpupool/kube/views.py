@@ -21,8 +21,7 @@ from cpupool.core.names import (
     STATIC_POD_MIRROR,
 )
 from cpupool.core.node_topology import HUGE_PAGES
-from cpupool.core.quantity import Quantity
-from cpupool.core.resources import (
+from cpupool.core.pod_resources import (
     CPU,
     MEMORY,
     PodResources,
@@ -30,6 +29,7 @@ from cpupool.core.resources import (
     is_extended,
     pod_limit_milli,
 )
+from cpupool.core.quantity import Quantity
 from cpupool.core.workloads import (
     Container,
     ContainerID,

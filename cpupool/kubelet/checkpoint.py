@@ -16,14 +16,14 @@ from cpupool.core.devices import AllocatedDevices, nodes_of
 from cpupool.core.errors import CPUSetParseError, HostFileError, RemoteProtocolError
 from cpupool.core.names import EXCLUSIVE_CPUS, SHARED_CPUS
 from cpupool.telemetry import log as logs
-from cpupool.wire import kubelet_checkpoint
+from cpupool.wire import device_checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
     from cpupool.core.devices import PodDevices
-    from cpupool.wire.kubelet_checkpoint import Checkpoint, Entry
+    from cpupool.wire.device_checkpoint import Checkpoint, Entry
 
     _Stamp = tuple[int, int, int]
 
@@ -51,7 +51,7 @@ class CheckpointFile:
         """
         now, data = self._read(self._seen)
         if now != self._seen:
-            checkpoint = kubelet_checkpoint.parse(data)
+            checkpoint = device_checkpoint.parse(data)
             if not checkpoint.verified:
                 log.warning("kubelet checkpoint has a wrong checksum", path=self._path)
             self._found, self._seen = _by_pod_uid(checkpoint), now
@@ -70,7 +70,7 @@ class CheckpointFile:
         try:
             replies = [
                 ContainerAllocateResponse.FromString(entry.alloc_resp)
-                for entry in kubelet_checkpoint.parse(data).entries
+                for entry in device_checkpoint.parse(data).entries
             ]
         except DecodeError as error:
             raise RemoteProtocolError(

@@ -19,7 +19,7 @@ from cpupool.core.errors import NotEnoughDevices
 from cpupool.core.workloads import pod_request_milli
 from cpupool.policies import hints
 from cpupool.policies.hints import Merged
-from cpupool.wire.kubelet_checkpoint import NO_NODE
+from cpupool.wire.device_checkpoint import NO_NODE
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence

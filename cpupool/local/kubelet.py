@@ -35,7 +35,7 @@ from cpupool.local.ledger import Ledger
 from cpupool.local.node_fit import pending
 from cpupool.local.plugins import Plugin
 from cpupool.telemetry import log as logs
-from cpupool.wire.kubelet_checkpoint import Entry
+from cpupool.wire.device_checkpoint import Entry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from cpupool.core.workloads import ContainerRef, PodUID
 from cpupool.host import files
-from cpupool.wire import kubelet_checkpoint
-from cpupool.wire.kubelet_checkpoint import Checkpoint, Entry
+from cpupool.wire import device_checkpoint
+from cpupool.wire.device_checkpoint import Checkpoint, Entry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -43,7 +43,7 @@ class Ledger:
         """
         if not self._checkpoint.exists():
             return ()
-        saved = kubelet_checkpoint.parse(self._checkpoint.read_bytes())
+        saved = device_checkpoint.parse(self._checkpoint.read_bytes())
         with self._lock:
             for entry in saved.entries:
                 ref = ContainerRef(PodUID(entry.pod_uid), entry.container)
@@ -78,7 +78,7 @@ class Ledger:
             healthy = {resource: tuple(ids) for resource, ids in registered().items()}
             with self._lock:
                 entries = [entry for held in self._grants.values() for entry in held.values()]
-            data = kubelet_checkpoint.encode(Checkpoint(tuple(entries), healthy))
+            data = device_checkpoint.encode(Checkpoint(tuple(entries), healthy))
             files.write_atomically(self._checkpoint, data)
 
     def enter(self, pod: Pod) -> None:

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from cpupool.core.errors import ManifestError
-from cpupool.core.resources import CPU
+from cpupool.core.pod_resources import CPU
 from cpupool.core.workloads import ContainerKind
 from cpupool.kube import descriptions, views
 from cpupool.local import process

@@ -16,7 +16,7 @@ from cpupool.api.deviceplugin_pb2 import Empty, RegisterRequest
 from cpupool.core.errors import CPUPoolError, HostFileError
 from cpupool.core.workloads import ContainerKind, ContainerRef
 from cpupool.local import devices
-from cpupool.wire.kubelet_checkpoint import NO_NODE
+from cpupool.wire.device_checkpoint import NO_NODE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from cpupool.core.workloads import Pod
     from cpupool.local.devices import Listing
-    from cpupool.wire.kubelet_checkpoint import Entry
+    from cpupool.wire.device_checkpoint import Entry
 
 _WORKERS: Final = 8
 _GRACE_S: Final = 2.0

@@ -20,7 +20,16 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.grants import WHOLE_POD, Change, Grant, Grants, Leaving, PodOwner, Sharing, Source
+from cpupool.core.grants import (
+    WHOLE_POD,
+    Grant,
+    Grants,
+    Leaving,
+    PodOwner,
+    RecordedChange,
+    Sharing,
+    Source,
+)
 from cpupool.core.names import POLICY_CPUS
 from cpupool.core.workloads import ContainerID, ContainerKind, oldest_first
 from cpupool.manager import choosing, home_nodes, planning, served_requests, sightings
@@ -82,7 +91,7 @@ class _Claim(NamedTuple):
     pod: Pod | None
     parts: Mapping[str, CPUSet]
     sharing: Sharing
-    changes: Mapping[str, Change] = MappingProxyType({})
+    changes: Mapping[str, RecordedChange] = MappingProxyType({})
 
 
 def _plausible(
@@ -95,7 +104,7 @@ def _plausible(
     back only the CPUs on which it still runs.
     """
     runs = {(each.pod, ContainerID(each.id)): each.cpus for each in found}
-    changes: defaultdict[str, dict[str, Change]] = defaultdict(dict)
+    changes: defaultdict[str, dict[str, RecordedChange]] = defaultdict(dict)
     for identifier, pod, container in sightings.instances(before.pods, facts.sighted):
         uid, name = pod.cgroup_uid, container.name
         change = recorded.changes.get(uid, {}).get(name)
@@ -217,6 +226,7 @@ def _granted(facts: NodeFacts, grants: Grants, claim: _Claim) -> Grants:
                 whole_cores=False,
                 leaving={name: Leaving(leaving)} if leaving else {},
                 baselines={name: change.baseline} if change else {},
+                resizes={name: change.resizes} if change else {},
             )
             added = grants.adding([grant])
             # A part that would be cut has another owner.

@@ -16,7 +16,7 @@ from cpupool.core.errors import DevicesUnnamed, PlacementError
 from cpupool.core.grants import Source
 from cpupool.core.names import POLICY_CPUS
 from cpupool.core.plugin_facts import ServedAs
-from cpupool.core.resources import CPU, NATIVE, is_extended
+from cpupool.core.pod_resources import CPU, NATIVE, is_extended
 from cpupool.core.workloads import ContainerKind, ContainerRef
 from cpupool.manager import aligning
 from cpupool.policies.built_in import kind

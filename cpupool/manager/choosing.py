@@ -6,11 +6,11 @@ until the pod has ended. The placement of each container follows from the grants
 Theory of operation. `choose` takes the facts and the earlier grants. It goes through the pods that
 have no choice yet, the oldest first. For each pod:
 
-1. `_ChoiceKey` has the facts about the pod that decide its choice. If the grants are the same, two
-   pods with equal keys fail for the same reason. So `choose` tries a key again only after the
-   grants have changed.
+1. `_ChoiceKey` has the facts about the pod that decide its choice. If one pod has failed, and the
+   grants are still the same, another pod with an equal key fails, too, for the same reason. So
+   `choose` tries a key again only after the grants have changed.
 2. If the CPUs must lie near devices, `_attempted` waits until the kubelet has named the devices. It
-   also refuses a choice that takes CPUs from an older pod (`CPUsAwaited`, step 5).
+   also refuses a choice that uses CPUs for which an older pod waits (`CPUsAwaited`, step 5).
 3. `_plans` yields plans. A plan has an order of the pod's containers, and says whether all of them
    lie on the same NUMA nodes. Containers that run at different times can have the same CPUs, so the
    order decides how many CPUs the pod owns. `_chosen` takes the plan with the fewest CPUs.
@@ -18,8 +18,8 @@ have no choice yet, the oldest first. For each pod:
    adds the NUMA nodes of other resources, the policy chooses (`_choice`), and `guard` checks the
    choice. The result is a new state (`_Choosing`), in which these CPUs have an owner.
 5. A pod that does not fit gets a `Refusal`. `onMisfit` decides whether the pod waits or shares. The
-   refusal is reachable if the pod fits without the pods that are ending. Such a pod keeps its place
-   before later pods.
+   refusal is reachable if the pod fits without the pods that are ending. A pod with a reachable
+   refusal keeps its place in the order, before younger pods.
 
 `offered` makes the first steps of the same choice in advance, for the questions to plugins.
 """

@@ -1,10 +1,11 @@
 """The changes that a sweep may defer: those of pods that only share CPUs.
 
-What becomes of such a pod moves no container of another pod. Its containers need a look when they
-run on wrong CPUs. Its listing, its states and its end can wait, and the agent looks at them
-together. Its sandbox, and the end of its containers, leave the decisions as they are. This holds
-only under a policy that says so (`sharers_stay`). Other policies give CPUs by a pod's class, by its
-load, or by the answer of a plugin.
+No change of such a pod moves a container of another pod: not its start, not its new states, not
+its end. A sweep must look soon at its containers only if they run on wrong CPUs. Three changes can
+wait: the pod appears in the list of pods, its states change, it ends. The agent looks at several
+such changes in one sweep. If the pod's sandbox starts or ends, or if one of its containers ends, no
+decision changes. This holds only under a policy that says so (`sharers_stay`). Other policies give
+CPUs by a pod's class, by its load, or by the answer of a plugin.
 """
 
 from __future__ import annotations

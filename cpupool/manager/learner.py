@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from cpupool.core.assignments import Cause
 from cpupool.core.cgroups import POD_ITSELF
-from cpupool.core.resources import CPU
+from cpupool.core.pod_resources import CPU
 from cpupool.core.workloads import ContainerID, QoSClass
 from cpupool.manager import (
     by_plugins,

@@ -294,25 +294,26 @@ class Manager:
                 facts = replace(facts, kept_shared={**facts.kept_shared, **kept})
             self._take(facts, before, all_run=True)
 
-    def resize(self, ref: ContainerRef, count: int) -> None:
+    def resize(self, ref: ContainerRef, count: int, unix_s: int | None = None) -> None:
         """Give a running container another number of CPUs of its own, or change nothing.
 
         Args:
             ref: the container.
             count: how many CPUs it requests; 0 for no whole number.
+            unix_s: the time now, if it is known.
 
         Raises:
             PlacementError: it keeps the CPUs that it has.
         """
         with self._changed:
             facts, view = self._facts, self._resolution.view
-            grants = resizing.resized(facts, view, ref, count)
+            grants = resizing.resized(facts, view, ref, count, unix_s=unix_s)
             self._take(
                 replace(facts, sighted=resizing.answered(facts.sighted, ref, count)),
                 replace(Choices.of(view), grants=grants),
             )
 
-    def begin(self, ref: ContainerRef, count: int) -> None:
+    def begin(self, ref: ContainerRef, count: int, unix_s: int | None = None) -> None:
         """Give a container that is created next as many CPUs of its own as it requests.
 
         No thread of it runs. So it leaves at once what it gives back, and keeps no CPU because it
@@ -321,10 +322,13 @@ class Manager:
         Args:
             ref: the container.
             count: how many CPUs it requests; 0 for no whole number.
+            unix_s: the time now, if it is known.
         """
         with self._changed:
             facts, view = self._facts, self._resolution.view
-            grants = resizing.begun(facts, view, ref, count) if facts.recovered else view.grants
+            if not facts.recovered:
+                return
+            grants = resizing.begun(facts, view, ref, count, unix_s=unix_s)
             if grants is not view.grants:
                 self._take_grants(grants)
 

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar, cast
 
 from cpupool.core.assignments import MemoryNodes, Placement
 from cpupool.core.grants import Grants
-from cpupool.core.resources import CPU
+from cpupool.core.pod_resources import CPU
 from cpupool.core.workloads import ContainerRef
 from cpupool.manager import by_plugins, served_requests
 from cpupool.manager.by_plugins import Awaited

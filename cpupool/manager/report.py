@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from cpupool.core.cgroups import FoundContainer
+    from cpupool.core.grants import PastResize
     from cpupool.core.pools import NodePools, Pool
     from cpupool.core.requests import Resource
     from cpupool.core.withheld import Withheld
@@ -147,6 +148,25 @@ class PluginReport:
 
 
 @dataclass(frozen=True, slots=True)
+class OwnChanges:
+    """The changes of a container's own CPUs by resizes.
+
+    Attributes:
+        baseline: the CPUs with which it began.
+        leaving: the CPUs that it gives back; they have no other owner yet.
+        notice_over: whether it must have left them by now.
+        notice_ends_unix_s: when it must leave them; None if its notice does not last.
+        resizes: the last resizes, the oldest first.
+    """
+
+    baseline: CPUSet
+    leaving: CPUSet = field(default_factory=CPUSet)
+    notice_over: bool = False
+    notice_ends_unix_s: float | None = None
+    resizes: tuple[PastResize, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class ContainerStatus:
     """One container directory of the node.
 
@@ -164,6 +184,7 @@ class ContainerStatus:
         qos: the class in its pod's label, or Kubernetes' class; empty where it is not known.
         assigned: the CPUs that a scheduler has assigned to its pod; empty for none.
         answers: the answers of plugins for resources, missing ones included.
+        changes: how resizes have changed its own CPUs; None if none has.
     """
 
     name: str
@@ -176,6 +197,12 @@ class ContainerStatus:
     qos: str = ""
     assigned: CPUSet = field(default_factory=CPUSet)
     answers: tuple[PluginAnswer, ...] = ()
+    changes: OwnChanges | None = None
+
+    @property
+    def leaving(self) -> CPUSet:
+        """The CPUs that a resize takes from it."""
+        return self.changes.leaving if self.changes else CPUSet()
 
     @property
     def right(self) -> bool:
@@ -200,8 +227,12 @@ class ContainerStatus:
 
     @property
     def odd(self) -> bool:
-        """Whether its owner may want to look at it; not where only the load takes CPUs from it."""
-        return not self.right or (self.reason != "" and self.placement is not Placement.DEFAULT)
+        """Whether its owner may want to look at it.
+
+        Not where only the load, or a resize that is not complete, takes CPUs from it.
+        """
+        expected = self.placement is Placement.DEFAULT or self.leaving
+        return not self.right or (self.reason != "" and not expected)
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +255,7 @@ class NodeStatus:
     """The pools in force and every container.
 
     Attributes:
-        pools: as configured.
+        pools: as configured, on the machine.
         containers: by name.
         draining: pool → how many devices pods hold that the pool has lost; includes pools that are
             no longer configured.
@@ -283,6 +314,7 @@ def describe(
     nri: str = "",
     choices: Mapping[tuple[str, int], Choice] | None = None,
     plugins: PluginReport | None = None,
+    notices: Mapping[ContainerRef, float] | None = None,
 ) -> NodeStatus:
     """Return the actual and the wanted CPUs of every container, and why.
 
@@ -295,13 +327,22 @@ def describe(
         nri: as the attribute.
         choices: pool and CPU → the last choice when the kubelet asked.
         plugins: the agent's knowledge of plugins for resources.
+        notices: container → when its notice ends, in Unix time.
     """
     plugins = plugins or PluginReport()
     containers = [
-        _container(facts, resolution, choices or {}, plugins, container) for container in found
+        _container(
+            facts,
+            resolution,
+            container,
+            choices=choices or {},
+            plugins=plugins,
+            notices=notices or {},
+        )
+        for container in found
     ]
     return NodeStatus(
-        facts.pools,
+        facts.pools.on(facts.topology),
         tuple(sorted(containers, key=lambda container: container.name)),
         waiting_for,
         {pool.name: pool.draining for pool in usage(facts) if pool.draining},
@@ -338,9 +379,11 @@ def _refused(resolution: Resolution) -> Iterator[RefusedPod]:
 def _container(
     facts: NodeFacts,
     resolution: Resolution,
+    found: FoundContainer,
+    *,
     choices: Mapping[tuple[str, int], Choice],
     plugins: PluginReport,
-    found: FoundContainer,
+    notices: Mapping[ContainerRef, float],
 ) -> ContainerStatus:
     key = (found.pod, ContainerID(found.id))
     assignment = resolution.assignment(key)
@@ -369,7 +412,21 @@ def _container(
         qos=qos.value if qos else "",
         assigned=orchestration.cpus if orchestration else CPUSet(),
         answers=tuple(_answers(facts, resolution, plugins, placed)) if placed else (),
+        changes=_changes(resolution, notices, placed) if placed else None,
     )
+
+
+def _changes(
+    resolution: Resolution, notices: Mapping[ContainerRef, float], placed: PlacedContainer
+) -> OwnChanges | None:
+    ref = ContainerRef(placed.pod.cgroup_uid, placed.container.name)
+    grant = resolution.view.chosen.get(ref.pod)
+    change = grant.changes.get(ref.name) if grant else None
+    if grant is None or change is None:
+        return None
+    over = bool(change.leaving) and not grant.leaving[ref.name].in_force
+    ends = notices.get(ref) if change.leaving and not over else None
+    return OwnChanges(change.baseline, change.leaving, over, ends, change.resizes)
 
 
 def _answers(

@@ -1,9 +1,9 @@
 """An in-place resize: a running container gets more or fewer CPUs of its own.
 
-A call of the runtime changes a grant (`resized`). The container owns new CPUs at once. CPUs that it
-loses stay in force during its notice. After the notice the container must leave them, and it owns
-them until the kernel reports that it has left. While the agent waits for this report, `resized`
-refuses a further resize of the container.
+A call of the runtime changes a grant (`resized`). The container owns new CPUs at once. During its
+notice it may still run on the CPUs that it loses. After the notice the container must leave them,
+and it owns them until the kernel reports that it has left. While the agent waits for this report,
+`resized` refuses a further resize of the container.
 
 Sources: KEP-1287 (in-place resize), KEP-5554 (the baseline), KEP-6122 (the delay).
 """
@@ -15,13 +15,12 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import takewhile
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from cpupool.core.assignments import Step
 from cpupool.core.cpu_manager import TopologyPolicy
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import DevicesUnnamed, NotEnoughCPUs, PlacementError
-from cpupool.core.grants import WHOLE_POD, Source
+from cpupool.core.grants import WHOLE_POD, Sharing, Source
 from cpupool.core.names import POLICY_CPUS
 from cpupool.core.workloads import ContainerID, ContainerRef, CPUMoves, oldest_first
 from cpupool.manager import aligning, choosing, guard, planning
@@ -41,10 +40,6 @@ if TYPE_CHECKING:
     from cpupool.policies.view import NodeView
 
 
-_TOLD: Final = 7
-"""The number of earlier reasons that are told beside the last resize."""
-
-
 class ResizeRefused(PlacementError):
     """A resize that the rules of the policy do not allow."""
 
@@ -53,7 +48,13 @@ class ResizeRefused(PlacementError):
 
 
 def resized(
-    facts: NodeFacts, seen: NodeView, ref: ContainerRef, count: int, *, runs: bool = True
+    facts: NodeFacts,
+    seen: NodeView,
+    ref: ContainerRef,
+    count: int,
+    *,
+    unix_s: int | None = None,
+    runs: bool = True,
 ) -> Grants:
     """Return the grants after a resize of one container.
 
@@ -62,6 +63,7 @@ def resized(
         seen: the policies' view of the node.
         ref: the container.
         count: how many CPUs of its own it requests; 0 for no whole number.
+        unix_s: the time now, if it is known.
         runs: whether it runs, so that it may have pinned threads where it began.
 
     Raises:
@@ -69,13 +71,15 @@ def resized(
     """
     pod = next((pod for pod in seen.pods if pod.cgroup_uid == ref.pod), None)
     grant = seen.chosen.get(ref.pod)
-    if pod is None or grant is None or not _resizable(grant, ref.name):
+    if pod is None or grant is None or not grant.resizable(ref.name):
         what = "the CPU manager policy has given it no CPUs of its own"
         raise ResizeRefused(what, "create the pod again with the new request")
-    return _Resize(facts, seen, pod, grant, ref.name, count, runs=runs).grants()
+    return _Resize(facts, seen, pod, grant, ref.name, count, unix_s, runs=runs).grants()
 
 
-def begun(facts: NodeFacts, seen: NodeView, ref: ContainerRef, count: int) -> Grants:
+def begun(
+    facts: NodeFacts, seen: NodeView, ref: ContainerRef, count: int, *, unix_s: int | None = None
+) -> Grants:
     """Return the grants before a container is created: it has what it requests, without a notice.
 
     A request that does not fit changes nothing: then it has as many CPUs as before.
@@ -85,16 +89,12 @@ def begun(facts: NodeFacts, seen: NodeView, ref: ContainerRef, count: int) -> Gr
         return grants
     if count:
         with suppress(PlacementError):
-            grants = resized(facts, seen, ref, count, runs=False)
+            grants = resized(facts, seen, ref, count, unix_s=unix_s, runs=False)
     grant = grants.chosen.get(ref.pod)
     leaving = grant.leaving.get(ref.name) if grant else None
     if grant and leaving and leaving.in_force:
         return grants.replacing(grant.narrowed(ref.name))
     return grants
-
-
-def _resizable(grant: Grant, name: str) -> bool:
-    return grant.source is Source.POLICY and name in grant.parts and WHOLE_POD not in grant.parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +108,7 @@ class _Resize:
         grant: the pod's grant.
         name: the container.
         count: how many CPUs of its own it requests; 0 for no whole number.
+        unix_s: the time now, if it is known.
         runs: whether it runs.
     """
 
@@ -117,6 +118,7 @@ class _Resize:
     grant: Grant
     name: str
     count: int
+    unix_s: int | None = None
     runs: bool = True
 
     @property
@@ -144,19 +146,14 @@ class _Resize:
         request = self._aligned(self._more()) if grows else self._fewer()
         chosen = facts.policy.choose(self.seen, request)
         choice = guard.checked(facts.pools.cpu_manager.policy, request, chosen)
-        made = grants.replacing(
-            self.grant.changing(self.name, choice.cpus, self._told(choice.cpus))
-        )
+        grant = self.grant.changing(self.name, choice.cpus, self.unix_s)
+        if self.name in grant.leaving and not notice_s(facts, self.pod):
+            # Without a notice the answer to the runtime has the CPUs that stay.
+            grant = grant.narrowed(self.name)
+        made = grants.replacing(grant)
         if grows:
             self._check(made)
         return made
-
-    def _told(self, cpus: CPUSet) -> tuple[Step, ...]:
-        """Return the reasons for the container's CPUs; this resize is the last reason."""
-        gained, lost = cpus - self.has, self.has - cpus
-        why = f"from cpu {len(self.has)} to {self.count}"
-        why += f": CPUs {gained} come" if gained else f": CPUs {lost} go"
-        return (*self.grant.reason(self.name)[-_TOLD:], Step("resize", why, cpus))
 
     def _request(self, available: CPUSet, has: CPUSet) -> ChoiceRequest:
         resize = Operation.RESIZE
@@ -268,7 +265,7 @@ def unanswered(facts: NodeFacts, grants: Grants) -> Iterator[tuple[ContainerRef,
     for ref, counts in requested.items():
         grant = grants.chosen.get(ref.pod)
         # A container that starts again may be known twice for a moment.
-        if grant and len(counts) == 1 and _resizable(grant, ref.name):
+        if grant and len(counts) == 1 and grant.resizable(ref.name):
             (count,) = counts
             has = len(grant.parts[ref.name])
             if has != count and has != _wished(facts, ref):
@@ -292,8 +289,8 @@ class Reason(Enum):
     ONLINE = "online"
     REPAIR = "repair"
     """Another program has written its CPUs, and they are right again."""
-    POOL_EDIT = "pool-edit"
     PLUGIN = "plugin"
+    """A plugin has named other CPUs for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,12 +300,13 @@ class OwnCPUs:
     Attributes:
         assigned: the CPUs that it must have, offline CPUs included.
         in_force: the online CPUs on which it may run now.
-        baseline: the CPUs that it got at its creation.
+        baseline: the CPUs that it got at its creation, and that stay its own; empty if a plugin may
+            take any.
         leaving: the CPUs that it gives back, offline CPUs included, while the notice lasts; else
             empty.
         notice_s: how long the container knows that CPUs leave before they are taken.
-        settled: whether the kernel has the CPUs in force, and no container of another pod on them.
-        cause: who changes its CPUs, where the CPUs alone do not tell: an admin or a plugin.
+        settled: whether the kernel has the CPUs in force, and has moved the other pods off them.
+        cause: why its CPUs change, where the CPUs alone do not tell; else None.
     """
 
     assigned: CPUSet
@@ -320,40 +318,46 @@ class OwnCPUs:
     cause: Reason | None = None
 
 
-def own_cpus(now: Snapshot, runs: Mapping[ContainerRef, CPUSet]) -> Mapping[ContainerRef, OwnCPUs]:
-    """Return the CPUs of the containers whose own CPUs a resize can change, or has changed.
+def own_cpus(
+    now: Snapshot, runs: Mapping[ContainerRef, CPUSet] | None
+) -> Mapping[ContainerRef, OwnCPUs]:
+    """Return the CPUs of the containers whose own CPUs can change while they run, or have changed.
 
-    A notice ends under every policy: it may have begun before an edit of the pool file.
+    A notice ends under every policy: it may have begun before an edit of the pool file. What a
+    plugin says is in force at once: the plugin may give the old CPUs to another container in the
+    same list.
 
     Args:
         now: the facts and the decisions.
-        runs: container → the CPUs that its cgroup has, of those that run.
+        runs: container → the own CPUs that its cgroup has, of those that run; None if the cgroups
+            have not been read.
     """
     facts, resolution = now
-    online, crowded = resolution.online, _crowded(runs)
+    online, crowded = resolution.online, _crowded(runs or {})
     found: dict[ContainerRef, OwnCPUs] = {}
     for uid, grant in resolution.view.chosen.items():
         pod = resolution.pods.get(uid)
         if pod is None:
             continue
-        for name in grant.parts:
-            if not (facts.policy.kind.resizes or name in grant.baselines):
-                continue
+        plugged = grant.source is Source.PLUGIN
+        for name in _changing(facts, grant):
             ref, in_force = ContainerRef(uid, name), grant.in_force(name)
             found[ref] = OwnCPUs(
                 grant.parts[name],
                 in_force & online,
-                grant.baseline(name),
+                CPUSet() if plugged else grant.baseline(name),
                 in_force - grant.parts[name],
                 notice_s(facts, pod),
-                settled=runs.get(ref, in_force) & online == in_force & online
-                and in_force.isdisjoint(crowded),
+                settled=runs is not None
+                and runs.get(ref, in_force) & online == in_force & online
+                and (grant.sharing is not Sharing.NONE or in_force.isdisjoint(crowded)),
+                cause=Reason.PLUGIN if plugged else None,
             )
     return found
 
 
 def _crowded(runs: Mapping[ContainerRef, CPUSet]) -> CPUSet:
-    """Return the CPUs on which containers of several pods run.
+    """Return the CPUs that several pods have, without those of their pools.
 
     A sweep that began before a resize may give the new CPUs to others once more.
     """
@@ -367,6 +371,14 @@ def _crowded(runs: Mapping[ContainerRef, CPUSet]) -> CPUSet:
     return crowded
 
 
+def _changing(facts: NodeFacts, grant: Grant) -> Iterator[str]:
+    """Yield the containers whose own CPUs can change while they run, or have changed."""
+    resizes, plugged = facts.policy.kind.resizes, grant.source is Source.PLUGIN
+    for name in grant.parts:
+        if plugged or name in grant.baselines or (resizes and grant.resizable(name)):
+            yield name
+
+
 def notice_s(facts: NodeFacts, pod: Pod) -> int:
     """Return how long the containers of a pod may stay on CPUs that they lose."""
     most_s = facts.pools.cpu_manager.max_notice_s
@@ -377,18 +389,18 @@ def changes_cpus(now: Snapshot) -> bool:
     """Return whether a container's own CPUs can change, or have changed, while it runs."""
     facts, resolution = now
     chosen = resolution.view.chosen.values()
-    return facts.policy.kind.resizes or any(grant.baselines for grant in chosen)
+    return any(name for grant in chosen for name in _changing(facts, grant))
 
 
 def runs_on(
     resolution: Resolution, found: Iterable[FoundContainer]
 ) -> Mapping[ContainerRef, CPUSet]:
-    """Return container → the CPUs that its cgroups have."""
+    """Return container → the CPUs that its cgroups have, without the pools' among them."""
     runs: dict[ContainerRef, CPUSet] = {}
     for container in found:
         placed = resolution.containers.get((container.pod, ContainerID(container.id)))
         if placed is not None:
             ref = ContainerRef(container.pod, placed.container.name)
-            cpus = CPUSet.parse_or_empty(container.cpus)
+            cpus = CPUSet.parse_or_empty(container.cpus) - placed.assignment.shared
             runs[ref] = runs.get(ref, CPUSet()) | cpus
     return runs

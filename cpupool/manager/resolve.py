@@ -1,7 +1,7 @@
 """From the facts about a node to the CPUs of every container: pure functions of values.
 
 A pod owns an exclusive CPU from the moment the kubelet gives it the device until the pod ends.
-Edits of the pools meanwhile change nothing: cpupool places no other container on it.
+An edit of the pools during this time changes nothing: cpupool places no other container on the CPU.
 
 Theory of operation. Each step is a function of the values before it:
 
@@ -14,9 +14,9 @@ Theory of operation. Each step is a function of the values before it:
 
 A node may have hundreds of containers, while most changes concern one pod. So `resolve` takes the
 earlier decisions, and repeats a placement only if a part has changed on which it depends. The
-result without earlier decisions is equal. Two more shortcuts serve requests of the container
-runtime: `promised` adds the responses to Allocate, and `owners_stay` says that the grants are as
-before.
+result is the same as if `resolve` had no earlier decisions and placed every container anew. Two
+more shortcuts serve requests of the container runtime: `promised` adds the responses to Allocate,
+and `owners_stay` says that the grants are as before.
 """
 
 from __future__ import annotations

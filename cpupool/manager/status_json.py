@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from cpupool.core.assignments import Placement, Step
 from cpupool.core.cgroups import Writer
@@ -26,6 +26,7 @@ from cpupool.core.cpu_manager import (
     TopologyPolicy,
 )
 from cpupool.core.cpuset import CPUSet
+from cpupool.core.grants import LATEST_UNIX_S, PastResize
 from cpupool.core.names import KUBELET_CPUS, POLICY_CPUS, resource_named
 from cpupool.core.pool_policy import PoolPolicy
 from cpupool.core.pools import HyperThreadingPolicy, MixedCPUs, NodePools, Pool, PoolKind
@@ -34,6 +35,7 @@ from cpupool.manager.report import (
     ContainerStatus,
     NodeResource,
     NodeStatus,
+    OwnChanges,
     PluginAnswer,
     PluginStatus,
     PoolShare,
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
     from cpupool.core.requests import Resource
 
 SCHEMA = "cpupool-status/2"
+_Number = TypeVar("_Number", int, float)
 
 
 def to_json(status: NodeStatus) -> dict[str, Any]:
@@ -96,6 +99,7 @@ def to_json(status: NodeStatus) -> dict[str, Any]:
                 "assigned": str(container.assigned),
                 "shares": [_share_to_json(share) for share in container.shares],
                 "answers": [asdict(answer) for answer in container.answers],
+                "changes": container.changes and _changes_to_json(container.changes),
             }
             for container in status.containers
         ],
@@ -106,6 +110,19 @@ def _mixed_to_json(mixed: MixedCPUs | None) -> dict[str, Any] | None:
     if mixed is None:
         return None
     return {"pool": mixed.pool, "containersLimit": mixed.containers_limit}
+
+
+def _changes_to_json(changes: OwnChanges) -> dict[str, Any]:
+    return {
+        "baseline": str(changes.baseline),
+        "leaving": str(changes.leaving),
+        "notice_over": changes.notice_over,
+        "notice_ends_unix_s": changes.notice_ends_unix_s,
+        "resizes": [
+            {"before": str(each.before), "after": str(each.after), "unix_s": each.unix_s}
+            for each in changes.resizes
+        ],
+    }
 
 
 def _share_to_json(share: PoolShare) -> dict[str, Any]:
@@ -263,7 +280,36 @@ def _container(container: Fields) -> ContainerStatus:
         qos=container.get("qos", str, ""),
         assigned=container.read("assigned", CPUSet.parse, ""),
         answers=tuple(map(_answer, container.objects("answers", optional=True))),
+        changes=_changes(container.part("changes")),
     )
+
+
+def _changes(changes: Fields | None) -> OwnChanges | None:
+    if changes is None:
+        return None
+    return OwnChanges(
+        changes.read("baseline", CPUSet.parse),
+        changes.read("leaving", CPUSet.parse),
+        changes.get("notice_over", bool),
+        _moment(changes, "notice_ends_unix_s", float),
+        tuple(map(_resize, changes.objects("resizes"))),
+    )
+
+
+def _resize(resize: Fields) -> PastResize:
+    return PastResize(
+        resize.read("before", CPUSet.parse),
+        resize.read("after", CPUSet.parse),
+        _moment(resize, "unix_s", int),
+    )
+
+
+def _moment(fields: Fields, key: str, kind: type[_Number]) -> _Number | None:
+    if fields.members.get(key) is None:
+        return None
+    if not 0 <= (moment := fields.get(key, kind)) <= LATEST_UNIX_S:
+        raise fields.refusal(key, "is no Unix time")
+    return moment
 
 
 def _listed(text: str) -> str:

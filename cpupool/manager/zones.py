@@ -9,7 +9,7 @@ from cpupool.core.cpu_manager import STATIC, Scope, TopologyPolicy
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.devices import NATIVE_CPU, advertised, exclusive_cpus
 from cpupool.core.node_topology import Amounts, TopologyManager, Zone, huge_page_resource
-from cpupool.core.resources import MEMORY, is_extended
+from cpupool.core.pod_resources import MEMORY, is_extended
 from cpupool.manager import offers
 from cpupool.manager.aligning import node_policy
 from cpupool.policies.built_in import given

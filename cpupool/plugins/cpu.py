@@ -15,9 +15,9 @@ from cpupool.core.cpu_manager import TopologyHint
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import PlacementError
 from cpupool.core.plugin_facts import AnswerPart
+from cpupool.core.pod_resources import CPU
 from cpupool.core.pools import MILLI_PER_CPU
 from cpupool.core.properties import CPUSET_CPUS
-from cpupool.core.resources import CPU
 from cpupool.plugins import pool_sets
 from cpupool.plugins.accumulator import take
 from cpupool.plugins.base import Amount, Stock

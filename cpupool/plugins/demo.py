@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.resources import CPU, MEMORY
+from cpupool.core.pod_resources import CPU, MEMORY
 from cpupool.host.files import write_atomically
 from cpupool.plugins.nic import BANDWIDTH, NEAR_NIC
 from cpupool.policies.qrm.katalyst import PROPOSED_ROLE, QOS_LEVEL, QoSLevel

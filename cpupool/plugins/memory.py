@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final
 from cpupool.core.cpu_manager import TopologyHint
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.plugin_facts import AnswerPart
+from cpupool.core.pod_resources import MEMORY
 from cpupool.core.properties import CPUSET_MEMS
-from cpupool.core.resources import MEMORY
 from cpupool.plugins.base import Amount, Stock
 from cpupool.plugins.binding_hints import NoBinding, NodeMemory, memory_hints
 from cpupool.plugins.placing import neighbours_of, on_free_nodes, placed, placing

@@ -14,7 +14,7 @@ from cpupool.core.workloads import ContainerRef
 from cpupool.plugins.state import PluginState, ServedContainer
 from cpupool.policies.qrm.questions import ContainerRole, Question
 from cpupool.qrm import answer_record
-from cpupool.wire.checkpoints import Reader
+from cpupool.wire.checkpoint_checksum import Reader
 from cpupool.wire.sealed import Sealed
 
 _READER: Final = Reader(

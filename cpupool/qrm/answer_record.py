@@ -13,7 +13,7 @@ from cpupool.core.cpu_manager import TopologyHint
 from cpupool.core.errors import RemoteProtocolError
 from cpupool.core.plugin_facts import AnswerPart, RecordedAnswer
 from cpupool.core.workloads import ContainerRef
-from cpupool.wire.checkpoints import Reader
+from cpupool.wire.checkpoint_checksum import Reader
 from cpupool.wire.sealed import Sealed
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from cpupool.core.cgroups import POD_ITSELF
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.grants import Source
 from cpupool.core.plugin_facts import AnswerPart, RecordedAnswer
+from cpupool.core.pod_resources import CPU
 from cpupool.core.properties import CPUSET_CPUS
-from cpupool.core.resources import CPU
 from cpupool.core.workloads import ContainerID, ContainerRef, oldest_first
 from cpupool.manager import by_plugins, sightings
 from cpupool.policies.qrm import katalyst

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from cpupool.wire.checkpoints import Reader, dump_slice
+from cpupool.wire.checkpoint_checksum import Reader, dump_slice
 
 _REPLACED: Final = "\ufffd"
 _MEMBERS: Final = ("PodUID", "ContainerName", "ResourceName", "AllocationInfo")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from cpupool.core.cpu_manager import TopologyPolicy
 from cpupool.core.errors import PlacementError
-from cpupool.core.resources import NATIVE
+from cpupool.core.pod_resources import NATIVE
 from cpupool.core.workloads import ContainerKind, ContainerRef
 from cpupool.manager import aligning, by_plugins, choosing
 from cpupool.policies import hints

@@ -12,7 +12,7 @@ from __future__ import annotations
 from math import floor, isfinite
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
-from cpupool.core.resources import can_be_extended
+from cpupool.core.pod_resources import can_be_extended
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -19,7 +19,7 @@ from grpclib.const import Status
 from cpupool.api import pluginregistration_pb2
 from cpupool.api import resourceplugin_pb2 as api
 from cpupool.core.errors import CPUPoolError, RemoteProtocolError
-from cpupool.core.resources import is_name
+from cpupool.core.pod_resources import is_name
 from cpupool.qrm import plugin_messages as messages
 from cpupool.qrm.plugin_messages import MOST_CONTAINER_BYTES, Unusable
 from cpupool.rpc.channel import CallFailed, dialled, opened, parsed

@@ -17,8 +17,8 @@ from cpupool.api import resourceplugin_pb2 as api
 from cpupool.core.cpu_manager import TopologyHint
 from cpupool.core.errors import RemoteProtocolError
 from cpupool.core.plugin_facts import AnswerPart
+from cpupool.core.pod_resources import LONGEST_NAME, is_name
 from cpupool.core.quantity import is_amount
-from cpupool.core.resources import LONGEST_NAME, is_name
 from cpupool.core.topology import MOST_NODES
 from cpupool.core.workloads import ContainerRef
 from cpupool.policies.qrm.questions import PluginOptions

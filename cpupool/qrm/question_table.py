@@ -7,7 +7,8 @@ the table.
 Theory of operation
 ===================
 
-A question has three states at one time. Each state has a table of its own:
+A question has three states at one time. Each kind of state has its own transition table, which says
+which event leads to which next state:
 
 1. `Call`: what the agent asks the plugin now. A question has one call at a time.
 2. `Has`: which answer the container has. The answer stays over a restart of the agent, and over
@@ -25,21 +26,22 @@ The pod has a fourth state, `Stay`. The longest way of a question, as `(call, ha
     (QUIET, PERHAPS, DUE)         ANSWERED, then MUST_PREPARE if the plugin prepares starts
     (QUIET, VALID, DUE)           GOOD: the answer keeps the rules
     (PREPARING, VALID, DUE)       PREPARE: the agent asks the plugin to prepare the start
-    (QUIET, VALID, READY)         PREPARED: only now the answer is a fact
+    (QUIET, VALID, READY)         PREPARED: only now the `Manager` gets the answer
     (QUIET, VALID, USED)          START: the container runs
     GONE                          END of its pod, then FORGET: its plugins have forgotten the pod
 
-An event moves each state whose table has the event: ASK moves `Call` and `Has`. If a table has the
-event, but not in the present state, the event is `Impossible`, and moves nothing.
+An event moves each state whose transition table has the event: ASK moves `Call` and `Has`. If such
+a table has the event, but not in the present state, the event is `Impossible`, and moves nothing.
 
 Three rules are about several questions:
 
-* A plugin that another plugin replaces answers no call. LOST ends its calls, and the agent asks the
-  other plugin.
+* If another plugin has taken the place of a plugin, the old plugin answers no more calls. LOST ends
+  its calls, and the agent asks the new plugin.
 * The hints of a pod belong together. A refusal makes all of them STALE, and the agent asks about
   the pod's containers again after a pause.
-* A call about a forgotten pod still ends (LEFT). The table takes an answer to ASK, because the
-  plugin then has the pod again. The agent asks the plugin once more to forget the pod.
+* A call about a forgotten pod still ends (LEFT). If the call was ASK, the table still accepts its
+  answer: by this call the plugin has stored the pod again. So the agent asks the plugin once more
+  to forget the pod.
 
 The table uses no thread and no socket. Its only clock is monotonic.
 """

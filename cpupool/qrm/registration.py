@@ -14,7 +14,7 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
 from cpupool.api.resourceplugin_pb2 import Empty, RegisterRequest
-from cpupool.core.resources import is_name
+from cpupool.core.pod_resources import is_name
 from cpupool.qrm.plugin_client import VERSION, Introduction
 from cpupool.qrm.plugin_messages import options
 from cpupool.rpc.methods import unary

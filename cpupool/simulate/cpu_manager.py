@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from cpupool.core.assignments import Step
 from cpupool.core.cpu_manager import Misfit
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import PlacementError, PodRefused
@@ -28,7 +29,7 @@ from cpupool.simulate.pool import Room
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from cpupool.core.assignments import Step
+    from cpupool.core.grants import Grant
     from cpupool.core.pools import NodePools
     from cpupool.core.topology import CPUTopology
     from cpupool.core.workloads import Pod
@@ -206,8 +207,17 @@ class SimulatedCPUManager:
                 refusal = before.refused.get(uid)
                 names = self.requests(pod)
                 cpus = {name: grant.part(name) for name in names}
-                reasons = {name: grant.reason(name) for name in names}
+                reasons = {name: _reasons(grant, name) for name in names}
                 yield Served(pod, cpus, reasons, refusal.error.as_kubelet if refusal else "")
+
+
+def _reasons(grant: Grant, container: str) -> tuple[Step, ...]:
+    """Return why a container has its CPUs: their choice, and the resizes since."""
+    resizes = grant.resizes.get(container, ())
+    return (
+        *grant.reason(container),
+        *(Step("resize", resize.what, resize.after) for resize in resizes),
+    )
 
 
 def _started(pod: Pod, at_s: float, created: str = "") -> Pod:

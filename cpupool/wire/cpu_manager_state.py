@@ -12,9 +12,9 @@ Source: kubernetes pkg/kubelet/cm/cpumanager/state (checkpoint.go, state.go). Th
 * 4, since 1.37: the same content as JSON in the text `data`, with a checksum of its own. The other
   keys are a copy for older kubelets, without a checksum.
 
-The checksum covers Go's dump of the struct, with its name. Kubelets have renamed the struct, and
-check a file without CPUs of pods as version 3, too, so several checksums are right. Checksum 0
-means that there is none. Go reads keys in upper and lower case.
+The checksum (`checkpoint_checksum.py`) covers Go's dump of the struct, with its name. Kubelets have
+renamed the struct, and check a file without CPUs of pods as version 3, too, so several checksums
+are right. Checksum 0 means that there is none. Go reads keys in upper and lower case.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import CPUSetParseError
-from cpupool.core.grants import Change, Sharing
-from cpupool.wire.checkpoints import Reader, dump_map
+from cpupool.core.grants import LATEST_UNIX_S, PastResize, RecordedChange, Sharing
+from cpupool.wire.checkpoint_checksum import Reader, dump_map
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,6 +36,10 @@ _READER: Final = Reader("the CPU manager's state", "it is written again with the
 _STRUCTS: Final = ("CPUManagerCheckpoint", "CPUManagerCheckpointV2", "CPUManagerCheckpointV3")
 _BASELINE: Final = "baseline"
 _LEAVING: Final = "leaving"
+_RESIZES: Final = "resizes"
+_BEFORE: Final = "before"
+_AFTER: Final = "after"
+_UNIX_S: Final = "unixSeconds"
 _WRITTEN: Final = 2
 """The version that `encode` writes."""
 
@@ -69,7 +73,7 @@ class State:
     boot_id: str = ""
     settled: Mapping[str, str] = field(default_factory=dict)
     sharing: Mapping[str, Sharing] = field(default_factory=dict)
-    changes: Mapping[str, Mapping[str, Change]] = field(default_factory=dict)
+    changes: Mapping[str, Mapping[str, RecordedChange]] = field(default_factory=dict)
 
 
 def parse(data: bytes) -> State:
@@ -116,24 +120,49 @@ def encode(state: State) -> bytes:
         document["sharing"] = {pod: sharing.value for pod, sharing in state.sharing.items()}
     if state.changes:
         document["changes"] = {
-            pod: {
-                name: {_BASELINE: str(change.baseline), _LEAVING: str(change.leaving)}
-                for name, change in containers.items()
-            }
+            pod: {name: _written(change) for name, change in containers.items()}
             for pod, containers in state.changes.items()
         }
     return json.dumps(document, separators=(",", ":")).encode()
 
 
-def _changes(found: Mapping[str, object]) -> Mapping[str, Mapping[str, Change]]:
+def _written(change: RecordedChange) -> Mapping[str, object]:
+    return {
+        _BASELINE: str(change.baseline),
+        _LEAVING: str(change.leaving),
+        _RESIZES: [
+            {_BEFORE: str(past.before), _AFTER: str(past.after), _UNIX_S: past.unix_s}
+            for past in change.resizes
+        ],
+    }
+
+
+def _changes(found: Mapping[str, object]) -> Mapping[str, Mapping[str, RecordedChange]]:
     return {
         pod: {
-            name: Change(sets.get(_BASELINE, CPUSet()), sets.get(_LEAVING, CPUSet()))
+            name: _change(_READER.typed(raw, dict, f"changes.{pod}.{name}"))
             for name, raw in _READER.typed(containers, dict, f"changes.{pod}").items()
-            for sets in (_sets(raw, f"changes.{pod}.{name}"),)
         }
         for pod, containers in found.items()
     }
+
+
+def _change(found: Mapping[str, Any]) -> RecordedChange:
+    resizes = _READER.optional(found.get(_RESIZES), list, _RESIZES)
+    return RecordedChange(
+        _cpus(_text(found, _BASELINE), _BASELINE),
+        _cpus(_text(found, _LEAVING), _LEAVING),
+        tuple(_past(_READER.typed(each, dict, _RESIZES)) for each in resizes),
+    )
+
+
+def _past(found: Mapping[str, Any]) -> PastResize:
+    unix_s: int | None = found.get(_UNIX_S)
+    if unix_s is not None and _READER.whole(unix_s, _UNIX_S) > LATEST_UNIX_S:
+        raise _READER.damaged(f"{_UNIX_S} is no Unix time")
+    return PastResize(
+        _cpus(_text(found, _BEFORE), _BEFORE), _cpus(_text(found, _AFTER), _AFTER), unix_s
+    )
 
 
 def _sharing(texts: Mapping[str, str]) -> Mapping[str, Sharing]:

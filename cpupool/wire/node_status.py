@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from cpupool.core.errors import QuantityError
+from cpupool.core.pod_resources import is_extended
 from cpupool.core.quantity import Quantity
-from cpupool.core.resources import is_extended
 from cpupool.core.workloads import NodeAmount
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from cpupool.wire.checkpoints import Reader
+    from cpupool.wire.checkpoint_checksum import Reader
 
 _PLAIN: Final = json.JSONEncoder(separators=(",", ":"))
 _SORTED: Final = json.JSONEncoder(separators=(",", ":"), sort_keys=True)

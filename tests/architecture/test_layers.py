@@ -24,7 +24,7 @@ LINT_IMPORTS = Path(sys.executable).with_name("lint-imports")
 VIOLATIONS = [
     ("layers", "core/cpuset", "cpupool.manager.manager"),
     ("layers", "host/sysfs", "cpupool.kube.views"),
-    ("layers", "wire/checkpoints", "cpupool.policies.base"),
+    ("layers", "wire/checkpoint_checksum", "cpupool.policies.base"),
     ("admission", "webhook/admission/pod_requests", "cpupool.webhook.admission.rules"),
     ("enforce", "enforce/write_order", "cpupool.enforce.mover"),
     ("layers", "manager/report", "cpupool.enforce.writer_choice"),
@@ -74,7 +74,7 @@ VIOLATIONS = [
     ("deciding", "core/cpuset", "os"),
     ("deciding", "policies/pools/preferred_cpus", "random"),
     ("deciding", "config/poolconfig", "pathlib"),
-    ("deciding", "wire/kubelet_checkpoint", "io"),
+    ("deciding", "wire/device_checkpoint", "io"),
     ("deciding", "webhook/admission/decision", "datetime"),
     ("deciding", "manager/resolve", "time"),
     ("deciding", "enforce/apply", "time"),
@@ -83,7 +83,7 @@ VIOLATIONS = [
     ("pure", "policies/pools/preferred_cpus", "threading"),
     ("pure", "webhook/admission/review", "logging"),
     ("pure", "qrm/question_table", "threading"),
-    ("yaml", "wire/kubelet_checkpoint", "yaml"),
+    ("yaml", "wire/device_checkpoint", "yaml"),
     ("yaml", "webhook/admission/review", "yaml"),
 ]
 

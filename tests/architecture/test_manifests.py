@@ -206,6 +206,15 @@ def test_writing_the_nodes_resources_is_a_setting_of_any_overlay_with_the_agent(
     assert built == daemonset
 
 
+def test_only_the_component_for_it_shows_the_agent_the_nodes_processes(
+    tmp_path: Path, daemonset: dict[str, Any]
+) -> None:
+    built = with_component(tmp_path, "host-processes")
+
+    assert built["spec"]["template"]["spec"].pop("hostPID") is True
+    assert built == daemonset
+
+
 def with_component(folder: Path, component: str) -> dict[str, Any]:
     """Build an overlay with the agent and a component; return the agent's DaemonSet."""
     there = os.path.relpath(ROOT / "daemonsets", folder.resolve())

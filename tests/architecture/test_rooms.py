@@ -36,6 +36,7 @@ ELSEWHERE = {
         *("commands/pictures/simulation_results", "commands/pictures/plotting"),
     },
     "tests/unit/commands/demo/test_live.py": {"commands/demo/manifests", "commands/demo/samples"},
+    "tests/scenarios/test_demo_files.py": {"commands/demo/resizes"},
     "tests/scenarios/test_demo_plugins.py": {"plugins/demo"},
     "tests/unit/config/poolconfig": {"config/pool_file", "config/reader"},
     "tests/unit/config/test_kubelet_config.py": {"config/kubelet_settings"},
@@ -80,7 +81,7 @@ ELSEWHERE = {
         *("webhook/certificate_keeper", "webhook/objects"),
     },
     "tests/scenarios/webhook": {"webhook/service"},
-    "tests/unit/wire": {"wire/checkpoints"},
+    "tests/unit/wire": {"wire/checkpoint_checksum"},
     "tests/unit/plugins": {
         *("plugins/base", "plugins/config", "plugins/nics", "plugins/placing", "plugins/state"),
     },

@@ -27,6 +27,8 @@ NO_EVENTS = {
 """Texts of the form of an Event's reason that are none: a type, and calls of plugins."""
 PAGES = [*sorted(DOCS.glob("*.md")), *sorted(ROOT.glob("*.md"))]
 LINKING = sorted([*ROOT.glob("docs/**/*.md"), *ROOT.glob("*.md")])
+STATEMENT = re.compile(r"\b(?:participant \w+ as|\w+--?>>\w+:|Note over [\w,]+:|rect rgb\(|alt )")
+"""The beginning of a statement of a diagram."""
 
 
 def of_agent() -> Metrics:
@@ -151,6 +153,20 @@ def test_a_page_links_to_what_is_there(page: Path) -> None:
 def test_the_yaml_that_a_page_shows_can_be_copied(page: Path) -> None:
     for shown in re.findall(r"^```yaml\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
         assert list(yaml.safe_load_all(shown))
+
+
+@pytest.mark.parametrize("page", LINKING, ids=lambda page: page.name)
+def test_each_line_of_a_diagram_is_one_statement(page: Path) -> None:
+    for shown in re.findall(r"^```mermaid\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
+        kind, *lines = map(str.strip, shown.splitlines())
+        assert kind == "sequenceDiagram"
+        assert [line for line in lines if not is_statement(line)] == []
+
+
+def is_statement(line: str) -> bool:
+    """Return whether a line of a sequence diagram has one statement, from its beginning."""
+    begins = [found.start() for found in STATEMENT.finditer(line)]
+    return begins == [0] or line in {"end", "else"}
 
 
 def anchors(page: Path) -> set[str]:

@@ -8,19 +8,26 @@ from hypothesis import strategies as st
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import RemoteProtocolError
+from cpupool.core.grants import PastResize, RecordedChange
 from cpupool.wire import cpu_manager_state
 from cpupool.wire.cpu_manager_state import State
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=8)
 CPUS = st.sets(st.integers(0, 300), max_size=8).map(CPUSet)
+RESIZES = st.builds(PastResize, CPUS, CPUS, st.none() | st.integers(0, 2**33))
+CHANGES = st.builds(RecordedChange, CPUS, CPUS, st.lists(RESIZES, max_size=3).map(tuple))
 STATES = st.builds(
     State,
     policy=TEXTS,
     default_cpus=CPUS,
     entries=st.dictionaries(TEXTS, st.dictionaries(TEXTS, CPUS, max_size=3), max_size=3),
     boot_id=TEXTS,
+    changes=st.dictionaries(TEXTS, st.dictionaries(TEXTS, CHANGES, max_size=2), max_size=2),
 )
-KEYS = ["policyName", "defaultCpuSet", "entries", "podEntries", "cpuSet", "data", "bootId"]
+KEYS = [
+    *("policyName", "defaultCpuSet", "entries", "podEntries", "cpuSet", "data", "bootId"),
+    *("changes", "resizes", "before", "unixSeconds"),
+]
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
     lambda inner: (

@@ -119,7 +119,7 @@ class Life:
             self.due_s = self.node.now_s + NOTICE_S
 
     def create(self, _: None) -> None:
-        assert (self.node.keeper.prepare(REF, self.own) is None) <= self.full
+        assert (self.node.keeper.prepare(REF) is None) <= self.full
 
     def fill(self, full: bool) -> None:
         self.full = full

@@ -16,8 +16,8 @@ from cpupool.core.cpu_manager import NONE, STATIC, CPUManager
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.orchestration import NodeRules, Orchestration, QoS
 from cpupool.core.plugin_facts import AnswerPart, PluginFacts, RecordedAnswer
+from cpupool.core.pod_resources import CPU
 from cpupool.core.pools import NodePools, Pool
-from cpupool.core.resources import CPU
 from cpupool.core.workloads import ContainerID, ContainerRef, RuntimeContainer
 from cpupool.manager import resolve, sightings
 from cpupool.manager.choosing import Choices

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 MACHINE = Machine(sockets=2, cores=8, threads=2).topology()
 NAMES = ("a", "b", "c")
-MOVES = "c"
-"""The pod whose CPUs may all move."""
+MOVES, AT_ONCE = "c", "b"
+"""The pod whose CPUs may all move, and the one that has no notice."""
 
 names = st.sampled_from(NAMES)
 more = st.sampled_from([2, 1, 4])
@@ -61,6 +61,7 @@ class Resizes(RuleBasedStateMachine):
             replace(
                 builders.pod(name, builders.container(name, cpu=1000 * count)),
                 cpu_moves=CPUMoves.ANY if name == MOVES else CPUMoves.NEVER,
+                notice_s=0 if name == AT_ONCE else None,
             )
             for name, count in self.asked.items()
         ]
@@ -117,7 +118,10 @@ class Resizes(RuleBasedStateMachine):
         self.asked[name] = count
         own = self.own(name)
         assert len(own.assigned) == count
-        assert own.in_force >= runs, "nothing is taken without a notice"
+        if name == AT_ONCE:
+            assert own.in_force == own.assigned
+        else:
+            assert own.in_force >= runs, "nothing is taken without a notice"
 
     @rule(name=names, late=st.booleans(), moved=st.booleans(), killed=st.booleans())
     def end_notice(self, name: str, *, late: bool, moved: bool, killed: bool) -> None:

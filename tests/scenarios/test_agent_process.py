@@ -27,7 +27,7 @@ from cpupool.kube.cluster_view import ClusterView
 from cpupool.local.cgroups import EmulatedCgroups
 from cpupool.local.node import EmbeddedNode
 from cpupool.manager.manager import Manager
-from cpupool.wire import kubelet_checkpoint
+from cpupool.wire import device_checkpoint
 from tests.apiserver import FakeAPIServer
 from tests.cgroups import overwrite
 from tests.machines import MACHINES
@@ -140,7 +140,7 @@ class World:
 
     def replies(self, pod: Pod) -> list[ContainerAllocateResponse]:
         """Give what Allocate has answered for a pod, as the kubelet keeps it."""
-        saved = kubelet_checkpoint.parse(self.node.root.checkpoint.read_bytes())
+        saved = device_checkpoint.parse(self.node.root.checkpoint.read_bytes())
         return [
             ContainerAllocateResponse.FromString(one.alloc_resp)
             for one in saved.entries

@@ -22,8 +22,8 @@ from cpupool.local.cgroups import EmulatedCgroups
 from cpupool.local.cluster import EmbeddedCluster
 from cpupool.local.node import EmbeddedNode
 from cpupool.manager.manager import Manager
-from cpupool.wire import kubelet_checkpoint
-from cpupool.wire.kubelet_checkpoint import NO_NODE, Checkpoint, Entry, Generation
+from cpupool.wire import device_checkpoint
+from cpupool.wire.device_checkpoint import NO_NODE, Checkpoint, Entry, Generation
 from tests import pods, testdata
 from tests.loops import running
 from tests.waiting import DEADLINE_S, eventually
@@ -177,7 +177,7 @@ def test_a_node_is_taken_over_with_its_pods_running(folder: Path, generation: Ge
         root = EmbeddedNode(folder, place).root
         root.checkpoint.parent.mkdir(parents=True)
         root.checkpoint.write_bytes(
-            kubelet_checkpoint.encode(Checkpoint((held,), registered, generation))
+            device_checkpoint.encode(Checkpoint((held,), registered, generation))
         )
         tree = CgroupFS(root.cgroup)
         # CPU-Pooler never repaired a drift to another pool's CPUs.

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
+from cpupool.commands.demo import resizes
 from tests.demos import Demos
 from tests.machines import Machine
 
@@ -80,6 +81,66 @@ def test_a_file_with_pools_and_a_cpu_manager_is_shown(
     running = {row["name"].split(" ")[0].split("/")[0] for row in shown["processes"]}
     assert running <= pods
     assert running >= pods - {"early", "assigned", "late"}
+
+
+@pytest.mark.parametrize(
+    ("machine", "settings", "asked", "why"),
+    [
+        pytest.param(
+            Machine(cores=8),
+            "",
+            [("4", "1-2", "1-4"), ("3", "1-4", "1-3")],
+            {"2500m": "whole number", "1": "with which it began", "8": "CPUs requested"},
+            id="room for four",
+        ),
+        pytest.param(
+            Machine(cores=3),
+            "",
+            [("2", "1", "1-2"), ("1", "1-2", "1")],
+            {"500m": "whole number", "3": "CPUs requested"},
+            id="room for two",
+        ),
+        pytest.param(
+            Machine(cores=4, threads=2),
+            ", options: {full-pcpus-only: true}",
+            [("6", "1,5", "1-3,5-7"), ("4", "1-3,5-7", "1-2,5-6")],
+            {"3500m": "whole number", "8": "CPUs requested"},
+            id="whole cores",
+        ),
+        pytest.param(Machine(cores=2), "", [], {}, id="room for one"),
+    ],
+)
+def test_a_pod_that_runs_is_resized_and_reads_its_cpus(
+    machine: Machine,
+    settings: str,
+    asked: list[tuple[str, str, str]],
+    why: dict[str, str],
+    *,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(resizes, "_NOTICE_S", 1)
+    mine = folder / "mine.yaml"
+    mine.write_text(
+        f"cpuManager: {{policy: dynamic, reserved: {len(machine.topology().cores[0])}{settings}}}\n"
+    )
+
+    shown = Demos(machine, folder, monkeypatch).run("--config", str(mine))
+
+    done = [each for each in shown["resizes"] if not each["refused"]]
+    assert [(each["cpu"], each["before"], each["after"]) for each in done] == asked
+    refused = {each["cpu"]: each["refused"] for each in shown["resizes"] if each["refused"]}
+    assert refused.keys() == why.keys()
+    assert all(words in refused[cpu] for cpu, words in why.items()), refused
+    if not asked:
+        assert shown["left_out"] == ["pod web is not resized: the policy has too few CPUs"]
+        return
+    (grown,), (announced, complete) = (each["told"] for each in done)
+    assert grown["change"]["reason"] == "grow"
+    assert (announced["cpus"], announced["assigned"]) == asked[1][1:]
+    assert "notBefore" in announced["change"]
+    assert complete["cpus"] == complete["assigned"] == asked[1][2]
+    assert done[1]["took_s"] >= 1.0
 
 
 def test_a_demo_says_what_no_pod_shows(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

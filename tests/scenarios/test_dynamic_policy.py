@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import json
+import re
+import signal
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from cpupool import cli
 from cpupool.local.cgroups import EmulatedCgroups
+from tests.demos import Demos
 from tests.events import Heard
-from tests.machines import MACHINES
+from tests.guides import blocks, commands
+from tests.machines import MACHINES, Machine
+from tests.scenarios import test_agent_process
+from tests.scenarios.test_cpu_manager_guide import without_numbers
 from tests.scenarios.test_embedded_node import living
 from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
     from cpupool.core.workloads import Pod
     from tests.scenarios.test_embedded_node import World
@@ -44,7 +51,7 @@ def world(folder: Path, heard: Heard) -> Iterator[World]:
         yield made
 
 
-def run(world: World, name: str, cpu: str, **annotations: str) -> Pod:
+def run(world: World | test_agent_process.World, name: str, cpu: str, **annotations: str) -> Pod:
     limits = {"cpu": cpu, "memory": "1Gi"}
     resources = {"limits": limits, "requests": limits}
     spec = {"containers": [{"name": "main", "resources": resources}]}
@@ -88,8 +95,9 @@ def test_a_container_grows_and_shrinks_and_its_folder_tells(world: World, heard:
     assert grown["change"] == {"reason": "grow", "removed": "", "added": "3-4"}
     assert grown["generation"] > first["generation"]
 
+    # Without a notice the runtime's answer has the CPUs that stay.
     world.node.resize(pod.uid, {"main": "3"})
-    world.eventually("web", main="1-3")
+    assert world.cpus("web")["main"] == "1-3"
     world.eventually("plain", main="0,4-7")
     shrunk = told_soon(world, "web", cpus="1-3", assigned="1-3")
     assert shrunk["change"]["reason"] == "shrink"
@@ -164,3 +172,61 @@ def test_nothing_is_lost_if_the_runtime_fails_after_the_agent_has_agreed(world: 
     world.eventually("web", main="1-4")
     told_soon(world, "web", cpus="1-4", assigned="1-4", baseline="1-2")
     assert world.node.resizing() == {}
+
+
+def test_the_history_of_a_container_outlives_the_agent(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine = MACHINES["arm_no_smt"].write(folder)
+    status = folder / "run/cpupool/status.json"
+
+    def explained(*rules: str) -> list[str]:
+        capsys.readouterr()
+        cli.main(["explain", "default/web/main", "--json", "--file", str(status)])
+        shown = json.loads(capsys.readouterr().out or "{}").get("containers", [])
+        return [
+            f"{step['why']} => {step['left']}"
+            for each in shown
+            for step in each["steps"]
+            if step["rule"] in rules
+        ]
+
+    def announced() -> bool:
+        return any(re.search(r"CPUs 4 leave in \d+ s, at ", line) for line in explained("leaving"))
+
+    with test_agent_process.living(folder, machine, {"role": "worker"}, nri=True) as there:
+
+        def starts() -> bool:
+            there.node.try_again()
+            return not there.node.held()
+
+        there.mount.show(worker=f"{POOLS}nodeSelector: {{role: worker}}\n")
+        with there.agent(end=signal.SIGKILL):
+            eventually(lambda: there.node.plugged, "the agent answers the runtime")
+            pod = run(there, "web", "2")
+            eventually(starts, "the pod starts")
+            there.node.resize(pod.uid, {"main": "4"})
+            there.node.resize(pod.uid, {"main": "3"})
+            eventually(announced, "the agent tells when a CPU leaves")
+            resizes = explained("resize")
+        assert [re.sub(r"^\d{4}-[^ ]*Z: ", "", line) for line in resizes] == [
+            "from cpu 2 to 4: it got CPUs 3-4 => 1-4",
+            "from cpu 4 to 3: it gave CPUs 4 back => 1-3",
+        ]
+        status.unlink()
+        with there.agent():
+            eventually(announced, "the next agent tells the same")
+            assert explained("resize") == resizes
+
+
+def test_the_demo_says_what_the_guide_shows(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    guide = (Path(__file__).parents[2] / "docs/user/own-cpus.md").read_text()
+    ((*options,),) = [given for command, *given in commands(guide) if command == "demo"]
+
+    printed = Demos(Machine(cores=8), folder, monkeypatch).printed(*options)
+
+    # The times are other ones; three dots stand for what is left out.
+    shown = blocks(guide, "text")[0].replace("\n  ", " ").replace("\n...", "")
+    lines = [re.escape(line).replace(r"\.\.\.", ".*") for line in without_numbers(shown)]
+    assert re.search("(?s:\n|\n.*\n)".join(lines), "\n".join(without_numbers(printed)))
+    assert printed.count("WRONG") == 0

@@ -29,8 +29,10 @@ from tests.scenarios.test_examples import EXAMPLES, SANITIZED, Polling, compiled
 from tests.waiting import DEADLINE_S, eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
+
+    from cpupool.core.workloads import Pod
 
 REF = ContainerRef("own-uid", "main")
 FOLLOWER, FOLLOW = EXAMPLES / "own-cpus/follower.c", EXAMPLES / "own-cpus/follow.py"
@@ -71,7 +73,10 @@ sys.stderr.write(f"{reads} reads, {len(seen)} generations")
 
 
 class Node:
-    """A node with one container, real clocks, and a kernel that follows at once."""
+    """A node with one container, real clocks, and a kernel that follows at once.
+
+    It has the `Owners` of its keeper.
+    """
 
     def __init__(self, folder: Path, cpus: str, notice_s: float) -> None:
         self.ends = 0
@@ -81,14 +86,9 @@ class Node:
         own = CPUSet.parse(cpus)
         self._own = OwnCPUs(own, own, own, CPUSet(), notice_s)
         self.keeper = OwnCPUsKeeper(
-            lambda: {REF: self._own},
-            OwnFolders(root, Heard()),
-            narrow=self._narrow,
-            pod_of=lambda _uid: None,
-            remaining=lambda: {REF.pod},
-            telemetry=builders.telemetry(events=Heard()),
+            self, OwnFolders(root, Heard()), telemetry=builders.telemetry(events=Heard())
         )
-        assert self.keeper.prepare(REF, self._own)
+        assert self.keeper.prepare(REF)
 
     def resize(self, cpus: str) -> None:
         """Decide that the container must have these CPUs; those that come are there."""
@@ -100,7 +100,19 @@ class Node:
             )
         self.keeper.wake()
 
-    def _narrow(self, _ref: ContainerRef, assigned: CPUSet) -> bool:
+    def own_cpus(self) -> Mapping[ContainerRef, OwnCPUs]:
+        return {REF: self._own}
+
+    def needs(self, _ref: ContainerRef, _cpus: CPUSet) -> bool | None:
+        return None
+
+    def pod(self, _uid: str) -> Pod | None:
+        return None
+
+    def remaining(self) -> set[str]:
+        return {REF.pod}
+
+    def narrow(self, _ref: ContainerRef, assigned: CPUSet) -> bool:
         with self._lock:
             if self._own.assigned != assigned:
                 return False

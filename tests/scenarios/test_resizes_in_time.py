@@ -29,7 +29,7 @@ from tests.events import Heard
 from tests.machines import Machine
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from cpupool.core.workloads import Pod
@@ -42,21 +42,21 @@ LATE = ContainerRef("late-uid", "late")
 
 
 class Life:
-    """A node with one application, and the time on it."""
+    """A node with one application, and the time on it; it has the `Owners` of its keeper."""
 
     def __init__(self, folder: Path, begins: int, settings: CPUManager, pod: Pod) -> None:
         self.now_s = 0.0
         root = HostRoot.under(folder)
         self.folder = root.own_folders / APP.pod / APP.name
         self.folders = OwnFolders(root, Heard(), wall_s=lambda: 1e9 + self.now_s)
-        self.settings, self.pod = settings, pod
+        self.settings, self.app = settings, pod
         self.pods = [pod]
         self.runs: dict[ContainerRef, CPUSet] = {}
         self.narrowed: list[tuple[float, int]] = []
         self.told: list[int] = []
         self.start(State("dynamic"))
         self.baseline = self.wanted
-        self.keeper.prepare(APP, self.own)
+        self.keeper.prepare(APP)
         self.sweep()
         assert len(self.wanted) == begins
 
@@ -72,11 +72,8 @@ class Life:
         ]
         manager.adopt(found, recorded)
         self.keeper = OwnCPUsKeeper(
-            lambda: resizing.own_cpus(manager.snapshot(), self.runs),
+            self,
             self.folders,
-            narrow=manager.narrow,
-            pod_of=lambda _uid: self.pod,
-            remaining=lambda: None,
             telemetry=builders.telemetry(events=Heard()),
             now_s=lambda: self.now_s,
             wall_s=lambda: 1e9 + self.now_s,
@@ -93,9 +90,24 @@ class Life:
     def wanted(self) -> CPUSet:
         return self.manager.snapshot().assignment(KEY).cpus
 
+    def own_cpus(self) -> Mapping[ContainerRef, resizing.OwnCPUs]:
+        return resizing.own_cpus(self.manager.snapshot(), self.runs)
+
+    def narrow(self, ref: ContainerRef, assigned: CPUSet) -> bool:
+        return self.manager.narrow(ref, assigned)
+
+    def needs(self, _ref: ContainerRef, _cpus: CPUSet) -> bool | None:
+        return None
+
+    def pod(self, _uid: str) -> Pod:
+        return self.app
+
+    def remaining(self) -> None:
+        return None
+
     @property
     def own(self) -> resizing.OwnCPUs:
-        return resizing.own_cpus(self.manager.snapshot(), self.runs)[APP]
+        return self.own_cpus()[APP]
 
     @property
     def owners(self) -> dict[str, int]:

@@ -15,8 +15,8 @@ import yaml
 
 from cpupool.api.deviceplugin_pb2 import AllocateResponse, ContainerAllocateResponse
 from cpupool.core.cpuset import CPUSet
-from cpupool.wire import kubelet_checkpoint
-from cpupool.wire.kubelet_checkpoint import Generation
+from cpupool.wire import device_checkpoint
+from cpupool.wire.device_checkpoint import Generation
 from tests import pods, testdata
 from tests.machines import MACHINES
 from tests.plugins import AnyPlugin
@@ -128,8 +128,8 @@ def written_by(kubelet: Generation, world: World) -> None:
     """Let the checkpoint be one of such a kubelet."""
     world.node.kubelet.stop()
     file = world.node.root.checkpoint
-    saved = kubelet_checkpoint.parse(file.read_bytes())
-    file.write_bytes(kubelet_checkpoint.encode(replace(saved, generation=kubelet)))
+    saved = device_checkpoint.parse(file.read_bytes())
+    file.write_bytes(device_checkpoint.encode(replace(saved, generation=kubelet)))
     world.node.kubelet.start()
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final
 from cpupool.commands.checks.findings import Row, Verdict
 from cpupool.config.kubelet_settings import NO_MEMORY_MANAGER
 from cpupool.core.cgroups import Writer
+from cpupool.core.pod_resources import CPU, MEMORY
 from cpupool.core.properties import CPUSET_MEMS
-from cpupool.core.resources import CPU, MEMORY
 from cpupool.qrm.registration import REGISTRATION_SOCKET
 
 if TYPE_CHECKING:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, Final
 
 from cpupool.commands.checks.findings import Row, Verdict
@@ -10,7 +11,7 @@ from cpupool.core.cgroups import Writer
 from cpupool.core.cpu_manager import Misfit
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from cpupool.manager.report import NodeStatus
 
@@ -31,6 +32,13 @@ _VALIDATORS: Final = (
     ("crio", "nri", "default_validator", "nri_enable_default_validator"),
 )
 """The settings of containerd and of CRI-O that switch the validator of NRI plugins on."""
+
+
+RESIZES: Final = "resizes"
+_GATE: Final = "InPlacePodVerticalScaling"
+_RESIZES_SINCE: Final = (1, 33)
+"""The version of the first kubelet that resizes pods in place without being told to."""
+_VERSION: Final = re.compile(r"v?(\d{1,4})\.(\d{1,4})\b")
 
 
 def nri(runtime: str, status: tuple[NodeStatus, float] | None, *, offered: bool) -> Row:
@@ -98,6 +106,48 @@ def misfits(misfit: Misfit, writer: Writer) -> Row:
         " whose CPUs are not available starts on the shared CPUs",
         "connect NRI (row container runtime), or write onMisfit: share into the pool file",
     )
+
+
+def resizes(
+    policy: str, writer: Writer | None, gates: Mapping[str, bool], version: str | None
+) -> Iterator[Row]:
+    """Check that in-place resizes can change the CPUs of containers.
+
+    Args:
+        policy: the CPU manager policy, which follows resizes.
+        writer: the program that sets the CPUs of containers that start now; None if it is not
+            known.
+        gates: the feature gates in the kubelet's configuration: name → whether it is on.
+        version: the kubelet's version; None if no API server is named.
+    """
+    fine = True
+    if writer not in {None, Writer.NRI}:
+        fine = False
+        yield Row(
+            RESIZES,
+            Verdict.WARNING,
+            f"the policy {policy} hears of resizes by NRI, which is not connected: containers keep"
+            " the CPUs with which they began",
+            "connect NRI (row container runtime)",
+        )
+    if gates.get(_GATE) is False:
+        fine = False
+        fact = f"the kubelet's configuration switches {_GATE} off: it resizes no pod in place"
+        yield Row(RESIZES, Verdict.WARNING, fact, f"remove featureGates.{_GATE}")
+    found = _VERSION.match(version or "")
+    if version is None:
+        fine = False
+        fact = "whether the kubelet can resize pods in place depends on its version"
+        remedy = "name the API server with --kubeconfig, and the node with --node-name"
+        yield Row(RESIZES, Verdict.UNSEEN, fact, remedy)
+    elif found and (int(found[1]), int(found[2])) < _RESIZES_SINCE and not gates.get(_GATE):
+        fine = False
+        since = ".".join(map(str, _RESIZES_SINCE))
+        fact = f"the kubelet is {version}, and resizes pods in place only from {since} on"
+        yield Row(RESIZES, Verdict.WARNING, fact, f"upgrade it, or do without the policy {policy}")
+    if fine:
+        fact = f"the policy {policy} changes the CPUs of a container when its pod is resized"
+        yield Row(RESIZES, Verdict.OK, fact)
 
 
 def _value(found: object, path: Iterable[str]) -> object:

@@ -9,12 +9,12 @@ import signal
 import tempfile
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from cpupool.agent.setup import Setup
-from cpupool.commands.demo import koordinator_pods, samples
-from cpupool.commands.demo.live import LiveNode
+from cpupool.commands.demo import koordinator_pods, resizes, samples
 from cpupool.commands.demo.samples import Samples
 from cpupool.commands.pictures import drawing
 from cpupool.commands.shell import cpu_manager, door, pool_files
@@ -27,13 +27,14 @@ from cpupool.commands.shell.options import (
     add_resource_domain,
     add_shape,
 )
+from cpupool.commands.shell.services import missing
 from cpupool.config import poolconfig
 from cpupool.config.poolconfig import Source
 from cpupool.core import default_pool
 from cpupool.core.cpu_manager import RESERVED
 from cpupool.core.errors import ManifestError, PodRefused
 from cpupool.core.names import Names
-from cpupool.core.resources import CPU
+from cpupool.core.pod_resources import CPU
 from cpupool.host.installed_policies import find_policy
 from cpupool.kube import manifests, views
 from cpupool.kube.earlier_admission import EarlierAdmission
@@ -57,7 +58,8 @@ from cpupool.telemetry import log
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
-    from cpupool.commands.demo.live import Disturbance, ProcessRow
+    from cpupool.commands.demo.live import Disturbance, LiveNode, ProcessRow
+    from cpupool.commands.demo.resizes import Resize
     from cpupool.commands.shell.options import Commands
     from cpupool.config.pool_file import PoolFile
     from cpupool.core.pools import NodePools
@@ -112,7 +114,8 @@ def add_parser(commands: Commands, summary: str) -> None:
         " compares the CPUs of each process with the CPUs of its pool. Then it moves one process"
         " to wrong CPUs and shows the repair. With a CPU manager policy the runtime asks the"
         " agent before it creates a container: a pod without CPUs is held until another one"
-        " ends. At the end the demo removes everything.",
+        " ends. With the policy dynamic the demo resizes a pod, and shows what its application"
+        " reads. At the end the demo removes everything.",
         _EXAMPLES,
     )
     file = parser.add_mutually_exclusive_group()
@@ -169,20 +172,21 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
         CPUPoolError: a part of the node does not come up.
     """
     log.set_up(logging.INFO if arguments.verbose else logging.ERROR)
+    live_node = _live_node()
     machine = open_machine("this")
     names = Names(arguments.resource_domain)
     source, pool_file = _pool_file(arguments, names, machine)
     pools = pool_file.pools
     foreign = _foreign(arguments, pools)
     shown = _samples(arguments, names, pools, machine, foreign=foreign is not None)
+    screen = StringIO() if arguments.json else out
 
     with _interrupts_noted() as check, ExitStack() as stack:
 
         def tell(line: str) -> None:
             check()
-            if not arguments.json:
-                door.tell(line, out)
-                out.flush()
+            door.tell(line, screen)
+            screen.flush()
 
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cpupool-")))
         config = _mounted(folder / "etc", source)
@@ -192,7 +196,7 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
         tell(f"Containers run in {place.described}.")
         labels, chooses = pool_file.node_selector, pools.cpu_manager.chooses
         live = stack.enter_context(
-            LiveNode(folder, place, settings, labels, nri=chooses, check=check, names=names)
+            live_node(folder, place, settings, labels, nri=chooses, check=check, names=names)
         )
         for resource, devices in live.await_pools():
             tell(f"The kubelet knows {resource} with {devices} healthy devices.")
@@ -205,11 +209,11 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
         moved = live.disturb()
         held = _await_cpus(live, held, tell)
         _move_border(live, plugins, tell)
+        resized = _resize(arguments, live, shown, tell, screen)
         rows = live.settled_rows()
         picture = drawing.node_status(machine, live.status())
-        if not arguments.json:
-            drawing.show(picture, out)
-            drawing.show(drawing.table(_TITLES, map(_cells, rows)), out)
+        drawing.show(picture, screen)
+        drawing.show(drawing.table(_TITLES, map(_cells, rows)), screen)
         waiting = live.node.held()
         _end_owners(live, tell)
         verified = bool(rows) and not (refused or live.astray or waiting)
@@ -221,6 +225,7 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
             "processes": [{**asdict(row), "right": row.right} for row in rows],
             "refused": refused,
             "held": [asdict(pod) for pod in held],
+            "resizes": [asdict(resize) for resize in resized],
             "left_out": shown.left_out,
             "astray": sorted(live.astray),
             "disturbed": asdict(moved) if moved else None,
@@ -242,6 +247,20 @@ def _asking(stack: ExitStack, plugins: _Plugins | None, settings: Setup) -> Setu
     return replace(settings, plugins=asked)
 
 
+def _live_node() -> type[LiveNode]:
+    """Return the class of the node that the demo runs.
+
+    Raises:
+        UsageError: the library of the embedded node is not installed.
+    """
+    try:
+        # Imported here, because no node needs this library: it is an extra of its own.
+        from cpupool.commands.demo import live  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise missing(error, "demo") from error
+    return live.LiveNode
+
+
 def _await_plugins(live: LiveNode, plugins: _Plugins | None, tell: Callable[[str], None]) -> None:
     if plugins:
         needed = plugins.resources
@@ -261,6 +280,22 @@ def _move_border(live: LiveNode, plugins: _Plugins | None, tell: Callable[[str],
         if role := _role(pod):
             size = plugins.offline if role == OFFLINE else plugins.online
             tell(f"Pod {pod.name} moves to CPUs {live.await_answer(pod, size)}.")
+
+
+def _resize(
+    arguments: argparse.Namespace,
+    live: LiveNode,
+    shown: Samples,
+    tell: Callable[[str], None],
+    screen: TextIO,
+) -> list[Resize]:
+    """Resize our pod while it runs, if the policy follows resizes."""
+
+    def draw() -> None:
+        drawing.show(drawing.node_containers(shown.machine, live.status()), screen)
+
+    ours = arguments.pods is None and kind(shown.pools.cpu_manager).resizes
+    return [*resizes.show(live, shown, tell, draw)] if ours else []
 
 
 def _start(
@@ -303,7 +338,7 @@ def _end_owners(live: LiveNode, tell: Callable[[str], None]) -> None:
     for pod in [pod for pod in live.node.pods() if live.own_cpus(pod)]:
         live.end(pod)
         tell(f"Pod {pod.name} ends.")
-        tell(_others(live))
+        tell(live.others())
 
 
 @contextmanager
@@ -415,6 +450,8 @@ def _samples(
     made = Samples.of(pools, machine, names, of_plugins)
     if kind(pools.cpu_manager).reads_classes:
         koordinator_pods.add(made)
+    if kind(pools.cpu_manager).resizes:
+        resizes.add(made)
     return made
 
 
@@ -456,7 +493,7 @@ def _tell_runs(live: LiveNode, pod: Pod, tell: Callable[[str], None]) -> None:
     elif own:
         has = (f"{name or 'it'} has CPUs {cpus} of its own" for name, cpus in own.items())
         tell(f"Pod {pod.name} runs: {', '.join(has)}.")
-        tell(_others(live))
+        tell(live.others())
     else:
         why = live.refusal(pod)
         tell(f"Pod {pod.name} runs{f' on the shared CPUs: {why}' if why else ''}.")
@@ -464,13 +501,6 @@ def _tell_runs(live: LiveNode, pod: Pod, tell: Callable[[str], None]) -> None:
 
 def _role(pod: Pod) -> str:
     return katalyst.pod_role(pod.description.labels, pod.description.annotations)
-
-
-def _others(live: LiveNode) -> str:
-    """Return where pods without own CPUs run, once the kernel says that they do."""
-    live.settled_rows()
-    sets = (f"{name} {cpus}" for name, cpus in live.shared_sets().items())
-    return f"The others run on: {', '.join(sets)}."
 
 
 def _cells(row: ProcessRow) -> tuple[str, ...]:

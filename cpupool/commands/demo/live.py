@@ -20,8 +20,8 @@ from cpupool.core.cgroups import Writer
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import CPUPoolError, RemoteProtocolError
 from cpupool.core.grants import WHOLE_POD
-from cpupool.core.names import EXCLUSIVE_CPUS, SHARED_CPUS, pool_variable
-from cpupool.core.resources import CPU
+from cpupool.core.names import EXCLUSIVE_CPUS, OWN_FOLDER, SHARED_CPUS, pool_variable
+from cpupool.core.pod_resources import CPU
 from cpupool.core.workloads import ContainerRef
 from cpupool.host.cgroupfs import CgroupFS
 from cpupool.host.sysfs import Sysfs
@@ -30,6 +30,8 @@ from cpupool.local.node import EmbeddedNode
 from cpupool.manager import by_plugins, report
 from cpupool.manager.manager import Manager
 from cpupool.policies.view import BEST_EFFORT, DEFAULT
+from cpupool.wire import json_text
+from cpupool.wire.json_text import Fields
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
@@ -62,6 +64,7 @@ class ProcessRow:
         given: the CPU variables in its environment.
         belongs: the online CPUs that follow from these, in the list format; none where it
             requests pools and has no variable of them. Without variables, the agent's decision.
+            Of own CPUs that can change, those that its folder tells.
         runs: the CPUs that the kernel lets it run on.
     """
 
@@ -252,10 +255,12 @@ class LiveNode:
         refused = self._view().refused.get(pod.cgroup_uid)
         return refused.error.as_kubelet if refused else ""
 
-    def shared_sets(self) -> Mapping[str, CPUSet]:
-        """Return the CPUs of the pods without CPUs of their own: shared set → its CPUs."""
+    def others(self) -> str:
+        """Say where pods without CPUs of their own run, once the kernel says that they do."""
+        self.settled_rows()
         extents = self._view().extents
-        return {name: extents[name] for name in (DEFAULT, BEST_EFFORT) if name in extents}
+        sets = (f"{name} {extents[name]}" for name in (DEFAULT, BEST_EFFORT) if name in extents)
+        return f"The others run on: {', '.join(sets)}."
 
     def end(self, pod: Pod) -> None:
         """End a pod, and wait until the CPU manager policy has its CPUs back."""
@@ -278,6 +283,35 @@ class LiveNode:
             self._await(self._served_run)
             served = held.keys() - self.node.held().keys()
             yield pod, tuple(each for each in self.node.pods() if each.uid in served)
+
+    def resize(self, pod: Pod, container: str, cpu: str) -> str:
+        """Resize a container of a pod in place; return why it keeps its CPUs, empty if not."""
+        self.node.resize(pod.uid, {container: cpu})
+        return self.node.resizing().get(pod.uid, "")
+
+    def await_told(self, pod: Pod, container: str, **expected: object) -> str:
+        """Wait until the folder of a container tells these members; return the text there.
+
+        Raises:
+            RemoteProtocolError: it does not in time.
+        """
+        (folder,) = (
+            process.instance.mounts[OWN_FOLDER]
+            for process in self.node.processes()
+            if (process.pod.uid, process.container) == (pod.uid, container)
+        )
+        told = ""
+
+        def tells() -> bool:
+            nonlocal told
+            told = (folder / "cpus.json").read_text().strip()
+            return expected.items() <= Fields.of(json_text.load(told)).members.items()
+
+        if not self._await(tells):
+            raise RemoteProtocolError(
+                f"the folder of {pod.name}/{container} tells {told}; look at the agent's log"
+            )
+        return told
 
     def rows(self) -> tuple[ProcessRow, ...]:
         """List every process with its current CPUs."""
@@ -373,7 +407,8 @@ class LiveNode:
         writer = Writer.NRI if self.node.plugged else Writer.CGROUP
         plugins = self.agent.resource_manager.reports.report()
         now = self.agent.manager.snapshot()
-        return report.describe(*now, found, enforcement=writer, plugins=plugins)
+        notices = self.agent.notices()
+        return report.describe(*now, found, enforcement=writer, plugins=plugins, notices=notices)
 
     def _await(self, condition: Callable[[], bool]) -> bool:
         """Wait until the condition holds; tell whether it does."""
@@ -453,6 +488,8 @@ def _row(now: Snapshot, process: ContainerProcess) -> ProcessRow:
     else:
         decided = now.assignment((process.pod.cgroup_uid, process.instance.id))
         named = [environment.get(EXCLUSIVE_CPUS, str(decided.cpus))]
+        if folder := process.instance.mounts.get(OWN_FOLDER):
+            named = [(folder / "cpus").read_text()]
         chooses = bool(spec) and now.facts.pools.cpu_manager.chooses
         requested = _native_request(process.pod, spec[0]) if chooses else ""
     belongs = CPUSet.union(map(CPUSet.parse, named))

@@ -85,7 +85,7 @@ class Samples:
         chooses, policy = pools.cpu_manager.chooses, built_in.kind(pools.cpu_manager)
         if pools.pools or not chooses:
             made._add_pools_pods()
-        if chooses and not policy.asks_plugins and not policy.reads_classes:
+        if chooses and not (policy.asks_plugins or policy.reads_classes or policy.resizes):
             made._add_static_pods(len(made.own))
         return made
 

@@ -26,7 +26,7 @@ from cpupool.commands.checks import plugin_rows
 from cpupool.commands.checks.findings import Verdict
 from cpupool.commands.pictures import columns
 from cpupool.commands.pictures.painting import LegendRow, Mark, paint, summary
-from cpupool.commands.shell import door
+from cpupool.commands.shell import door, reasons
 from cpupool.core import visible
 from cpupool.core.assignments import Placement
 from cpupool.core.cpuset import CPUSet
@@ -87,11 +87,18 @@ class Picture:
         yield _legend(self.topology, self.painting)
 
 
+def node_containers(topology: CPUTopology, status: NodeStatus) -> Picture:
+    """Draw the machine painted by container."""
+    found = [(each, CPUSet.parse(each.found)) for each in status.containers]
+    painting = paint(
+        ((container.name, cpus) for container, cpus in found),
+        {each.name: leaving for each, cpus in found if (leaving := each.leaving & cpus)},
+    )
+    return Picture(topology, painting)
+
+
 def node_status(topology: CPUTopology, status: NodeStatus) -> RenderableType:
     """Draw the machine painted by container, and list the containers that want a look."""
-    painting = paint(
-        (container.name, CPUSet.parse(container.found)) for container in status.containers
-    )
     odd = [container for container in status.containers if container.odd]
     rows = [
         (
@@ -107,9 +114,10 @@ def node_status(topology: CPUTopology, status: NodeStatus) -> RenderableType:
         _text(f"Enforcement: {status.enforcement.value}", "bold"),
         *([_text(f"nri: {status.nri}", "bold")] if status.nri else []),
         *(_text(f"{part.why}; {part.remedy}.", "bold") for part in status.withheld),
-        Picture(topology, painting),
+        node_containers(topology, status),
         *_pools(status),
         *_cpu_manager(status),
+        *(_text(line, "bold") for line in reasons.in_progress(status)),
         *_plugins(status),
         _text(_verdict(status), "bold"),
         *([listed] if odd else []),

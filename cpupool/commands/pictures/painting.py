@@ -37,6 +37,7 @@ _SHARED: Final = (
 )
 _DEFAULT: Final = "#000000 on #c3c7cc"
 _OVERLAP: Final = "bold #000000 on #ffffff"
+_LEAVING: Final = "-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,7 @@ def paint_pools(pools: NodePools, topology: CPUTopology) -> Painting:
     """Paint every CPU by its pool; siblings of exclusive CPUs in the small letter of theirs."""
     letters, owned, shared = cycle(ascii_uppercase), cycle(_OWNED), cycle(_SHARED)
     rows: list[LegendRow] = []
-    for pool in pools:
+    for pool in pools.on(topology):
         letter = next(letters)
         if pool.kind is PoolKind.EXCLUSIVE:
             style, tint = next(owned)
@@ -117,18 +118,32 @@ def paint_pools(pools: NodePools, topology: CPUTopology) -> Painting:
     return _resolve(rows)
 
 
-def paint(groups: Iterable[tuple[str, CPUSet]]) -> Painting:
-    """Paint CPUs by named groups; groups of the same CPUs share a mark."""
-    names: defaultdict[CPUSet, list[str]] = defaultdict(list)
+def paint(
+    groups: Iterable[tuple[str, CPUSet]], leaving: Mapping[str, CPUSet] | None = None
+) -> Painting:
+    """Paint CPUs by named groups; groups of the same CPUs share a mark.
+
+    Args:
+        groups: names and CPUs.
+        leaving: name → those of its CPUs that it leaves: they keep its colour.
+    """
+    leaving, names = leaving or {}, defaultdict[CPUSet, list[str]](list)
     for name, cpus in groups:
-        names[cpus].append(name)
+        names[cpus - leaving.get(name, CPUSet())].append(name)
     styles = cycle(
         style for (dark, _), light in zip(_OWNED, _SHARED, strict=True) for style in (dark, light)
     )
     letters = cycle(ascii_uppercase + ascii_lowercase)
-    return _resolve(
-        [LegendRow(Mark(next(letters), next(styles)), _listed(names[cpus]), cpus) for cpus in names]
-    )
+    rows = []
+    for cpus, named in names.items():
+        mark = Mark(next(letters), next(styles))
+        rows.append(LegendRow(mark, _listed(named), cpus))
+        rows += (
+            LegendRow(Mark(_LEAVING, mark.style), name, leaving[name], "leaving")
+            for name in named
+            if name in leaving
+        )
+    return _resolve(rows)
 
 
 def summary(topology: CPUTopology) -> Iterator[str]:

@@ -142,8 +142,17 @@ class Away:
             UsageError: there is no such node.
             APIError: the API server does not answer, or refuses.
         """
-        found = self._existing(NODES.object(node), f"node {node}", "kubectl get nodes")
-        return views.node(found).labels
+        return views.node(self._node(node)).labels
+
+    def kubelet_version(self, node: str) -> str:
+        """Return the version of a node's kubelet, as `v1.33.2`.
+
+        Raises:
+            UsageError: there is no such node.
+            APIError: the API server does not answer, or refuses.
+        """
+        info = Fields.of(self._node(node)).within("status").within("nodeInfo")
+        return info.get("kubeletVersion", str)
 
     def pool_files(self) -> dict[str, bytes]:
         """Return the texts of the pool files by name.
@@ -193,6 +202,9 @@ class Away:
             APIError: the API server does not answer, or refuses.
         """
         return objects(self.connection, PODS.collection(), fields=f"spec.nodeName={node}")
+
+    def _node(self, name: str) -> Body:
+        return self._existing(NODES.object(name), f"node {name}", "kubectl get nodes")
 
     def _existing(self, path: APIPath, title: str, command: str) -> Body:
         try:

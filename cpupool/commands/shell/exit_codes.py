@@ -7,6 +7,7 @@ from typing import Final
 from cpupool.core.errors import CPUPoolError
 
 FAILED: Final = 1
+"""Exit code where the answer is bad, for example an error in a pool file."""
 BAD_INPUT: Final = 2
 """Exit code where there is no answer: the command line, or a file it names, cannot be used."""
 INTERRUPTED: Final = 130

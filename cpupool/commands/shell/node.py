@@ -37,7 +37,7 @@ from cpupool.host.root import HostRoot
 from cpupool.host.sysfs import Sysfs
 from cpupool.kube import views
 from cpupool.manager import status_json
-from cpupool.wire import checkpoints, json_text
+from cpupool.wire import checkpoint_checksum, json_text
 from cpupool.wire.json_text import JSONRefused
 
 if TYPE_CHECKING:
@@ -88,6 +88,14 @@ class ClusterNode:
             APIError: the API server does not answer, or refuses.
         """
         return InCluster(self.name, *self.server.node_topology(self.name))
+
+    def kubelet_version(self) -> str:
+        """Ask for the version of its kubelet.
+
+        Raises:
+            APIError: the API server does not answer, or refuses.
+        """
+        return self.server.kubelet_version(self.name)
 
     def pods(self) -> Sequence[Body]:
         """Ask for its pods.
@@ -169,6 +177,14 @@ class NodeSources:
         """
         return None if self.cluster is None else self.cluster.topology()
 
+    def kubelet_version(self) -> str | None:
+        """Ask the API server for the kubelet's version; None where none is named.
+
+        Raises:
+            APIError: the API server does not answer, or refuses.
+        """
+        return None if self.cluster is None else self.cluster.kubelet_version()
+
     def pods(self) -> Sequence[Body] | None:
         """Ask the API server for the node's pods; None where none is named.
 
@@ -222,7 +238,7 @@ class NodeSources:
             CPUPoolError: a file that names it cannot be read.
         """
         if (state := read(self.root.memory_manager_state)) is not None:
-            return checkpoints.policy("the kubelet's memory_manager_state", state)
+            return checkpoint_checksum.policy("the kubelet's memory_manager_state", state)
         config = self.kubelet()
         return config.known_memory_manager if config else None
 

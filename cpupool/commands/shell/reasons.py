@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from math import ceil
 from typing import TYPE_CHECKING, Any, Final
 
 from cpupool.commands.checks import plugin_rows
@@ -97,6 +100,39 @@ def in_simulation(container: Fields) -> Explanation:
     return Explanation(container.get("name", str), steps, cpus, not unserved, first)
 
 
+def in_progress(status: NodeStatus) -> Iterator[str]:
+    """Yield a sentence for each resize that is not complete."""
+    for container in status.containers:
+        if leaving := _leaving(container):
+            yield f"{container.name}: {leaving}."
+
+
+def _leaving(container: ContainerStatus) -> str:
+    """Describe which CPUs a resize takes from a container, and when; empty for none."""
+    changes = container.changes
+    if changes is None or not changes.leaving:
+        return ""
+    has, leaving = container.exclusive, changes.leaving
+    what = f"a resize changes its CPUs from {has | leaving} to {has - leaving}; CPUs {leaving}"
+    if changes.notice_over:
+        return f"{what} are free when it has left them"
+    if (ends := changes.notice_ends_unix_s) is None:
+        return f"{what} leave when its notice ends"
+    return f"{what} leave in {max(0, ceil(ends - time.time()))} s, at {_shown(ends)}"
+
+
+def _shown(unix_s: float) -> str:
+    return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _resizes(container: ContainerStatus) -> Iterator[Step]:
+    """Explain how resizes have changed the container's own CPUs, and what is not complete."""
+    changes = container.changes
+    for each in changes.resizes if changes else ():
+        when = "without the agent" if each.unix_s is None else _shown(each.unix_s)
+        yield Step("resize", f"{when}: {each.what}", each.after)
+
+
 def _on_node(status: NodeStatus, container: ContainerStatus) -> Iterator[Step]:
     yield _request(status, container)
     for share in container.shares:
@@ -105,7 +141,7 @@ def _on_node(status: NodeStatus, container: ContainerStatus) -> Iterator[Step]:
             yield Step("kubelet", why if share.devices else _NONE_NAMED, share.given)
             continue
         if share.pool.kind is ResourceKind.POLICY:
-            yield from _by_policy(status, share)
+            yield from _by_policy(status, container, share)
             continue
         pool = status.pools.behind(share.pool)
         yield _pool(status, share, pool)
@@ -167,11 +203,12 @@ def amount(resource: Resource, requested: int) -> str:
     return f"{requested}{milli} of {resource}"
 
 
-def _by_policy(status: NodeStatus, share: PoolShare) -> Iterator[Step]:
+def _by_policy(status: NodeStatus, container: ContainerStatus, share: PoolShare) -> Iterator[Step]:
     manager = status.pools.cpu_manager
     kept = f"; CPUs {status.reserved} are reserved" if status.reserved else ""
     if share.choice:
         yield from share.choice.steps
+    yield from _resizes(container)
     if not share.given:
         why = f"the policy {manager.named} has no CPUs that serve it now{kept}"
     else:
@@ -279,16 +316,21 @@ def _answered(status: NodeStatus, container: ContainerStatus) -> Iterator[Step]:
         yield Step("plugin", why, container.wanted)
 
 
-def _owned(status: NodeStatus, container: ContainerStatus) -> Step:
+def _owned(status: NodeStatus, container: ContainerStatus) -> Iterator[Step]:
     if container.placement is Placement.PLUGIN:
         whose = "they are its own" if container.exclusive else "other containers may have them, too"
-        return Step("own", f"a plugin for resources names its CPUs: {whose}", container.wanted)
-    shared = container.wanted - container.exclusive
-    why = f"they are its own, and CPUs {shared} are shared" if shared else "they are its own"
-    if BEST_EFFORT in status.sets:
-        alone = container.qos == QoS.LSE.value
-        why += ": no other pod runs there" if alone else "; it lends them to best-effort pods"
-    return Step("own", why, container.wanted)
+        why = f"a plugin for resources names its CPUs: {whose}"
+    else:
+        shared = container.wanted - container.exclusive
+        why = f"they are its own, and CPUs {shared} are shared" if shared else "they are its own"
+        if BEST_EFFORT in status.sets:
+            alone = container.qos == QoS.LSE.value
+            why += ": no other pod runs there" if alone else "; it lends them to best-effort pods"
+    yield Step("own", why, container.wanted)
+    if leaves := _leaving(container):
+        yield Step("leaving", leaves, container.wanted - container.leaving)
+    elif container.reason:
+        yield Step("resize", container.reason, container.wanted)
 
 
 def _placed(status: NodeStatus, container: ContainerStatus) -> Iterator[Step]:
@@ -299,9 +341,7 @@ def _placed(status: NodeStatus, container: ContainerStatus) -> Iterator[Step]:
         why += "the kubelet's static CPU manager places it, and cpupool leaves it there"
         yield Step("kubelet", why, CPUSet.parse(container.found))
     elif container.placement in {Placement.POLICY, Placement.PLUGIN}:
-        yield _owned(status, container)
-        if container.reason:
-            yield Step("resize", container.reason, container.wanted)
+        yield from _owned(status, container)
     elif container.placement is Placement.DEFAULT:
         if BEST_EFFORT in status.sets:
             yield _classed(status, container)

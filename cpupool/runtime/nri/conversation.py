@@ -90,6 +90,7 @@ class Conversation:
         metrics: counts requests.
         decided: returns the decisions, once their choices are recorded; None for no record.
         now_s: a monotonic clock.
+        unix_s: the wall clock.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class Conversation:
         metrics: Metrics,
         decided: Callable[[], Snapshot] | None = None,
         now_s: Callable[[], float] = time.monotonic,
+        unix_s: Callable[[], float] = time.time,
     ) -> None:
         self._manager = manager
         self._runtime = runtime
@@ -112,6 +114,7 @@ class Conversation:
         self._metrics = metrics
         self._decided = decided or manager.snapshot
         self._now_s = now_s
+        self._unix_s = unix_s
         self._waiting: list[_Waiting] = []
         self._budget = WaitBudget()
 
@@ -182,7 +185,8 @@ class Conversation:
             case CreateContainer() | StartContainer():
                 if isinstance(message, CreateContainer) and (known := message.container.known):
                     # After a resize the kubelet may create it again, as its pod's author wishes.
-                    self._manager.begin(ContainerRef(known.pod, known.name), known.owns or 0)
+                    ref, count = ContainerRef(known.pod, known.name), known.owns or 0
+                    self._manager.begin(ref, count, int(self._unix_s()))
                 self._waiting.append(_Waiting(message, came_s))
             case Started():
                 self._responses.started(message.container)
@@ -241,7 +245,8 @@ class Conversation:
         try:
             count = resizing.asked(message, before)
             if count is not None:
-                self._manager.resize(ContainerRef(known.pod, known.name), count)
+                ref = ContainerRef(known.pod, known.name)
+                self._manager.resize(ref, count, int(self._unix_s()))
         except PlacementError as error:
             return self._responses.refuse_resize(message, error, before)
         if message.owns not in {None, known.owns}:

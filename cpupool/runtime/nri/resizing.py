@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cpupool.core.errors import PlacementError
-from cpupool.core.grants import Source
 
 if TYPE_CHECKING:
     from cpupool.manager.resolve import Snapshot
@@ -43,6 +42,6 @@ def asked(message: UpdateContainer, now: Snapshot) -> int | None:
         # The agent compares the number with the grants once it knows them.
         return None
     grant = now.resolution.view.chosen.get(known.pod)
-    if grant is None or grant.source is not Source.POLICY or known.name not in grant.parts:
+    if grant is None or not grant.resizable(known.name):
         return None
     return count if count != len(grant.parts[known.name]) else None

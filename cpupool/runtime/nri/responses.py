@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from cpupool.manager.facts import ContainerKey
     from cpupool.manager.resolve import Snapshot
     from cpupool.runtime.nri.adapter import NRIRuntime
+    from cpupool.runtime.nri.containers import KnownContainer
     from cpupool.runtime.nri.holding import Obstacle
     from cpupool.runtime.nri.messages import (
         CreateContainer,
@@ -62,8 +63,8 @@ class Responses:
         forget: forgets containers that the runtime does not create.
         events: tells pods' owners that a container is held, or released.
         metrics: counts starts on occupied CPUs.
-        folder: returns the folder from which a new container learns how its own CPUs change; None
-            if it has none.
+        folder: returns the folder from which a new container with CPUs of its own learns how they
+            change; None if it has none.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class Responses:
         forget: Callable[[Sequence[ContainerID]], None],
         events: EventSink,
         metrics: Metrics,
-        folder: Callable[[ContainerRef, CPUAssignment], Mount | None] = lambda _ref, _has: None,
+        folder: Callable[[ContainerRef], Mount | None] = lambda _ref: None,
     ) -> None:
         self._runtime = runtime
         self._names = names
@@ -131,7 +132,7 @@ class Responses:
             {**annotations, **wanted.annotations(self._names)},
             memory,
             _properties(wanted, container.limits, container.cpu.quota_us, container.cpu.period_us),
-            self._mounts(container, wanted, now),
+            self._mounts(container, wanted),
         )
         updates = self._making_room(container, wanted.exclusive, now)
         self._runtime.answer_create(message, adjustment, updates)
@@ -233,12 +234,15 @@ class Responses:
     ) -> Iterator[Update]:
         """Move the containers that the runtime has on other CPUs than they belong on.
 
+        The runtime moves them in this order: an owner gets CPUs after the others have left them.
+
         Args:
             now: where they belong.
             near: only those that are on one of these CPUs; None for all.
             without: a container that has its CPUs otherwise; None for none.
             ignore_failure: whether the runtime keeps a failure to itself.
         """
+        moves: list[tuple[ContainerID, KnownContainer, CPUAssignment]] = []
         for identifier, container in self._runtime.containers.items():
             if identifier == without:
                 continue
@@ -249,9 +253,12 @@ class Responses:
                 continue
             wanted = self._wanted(container.key, now)
             if wanted is not None and wanted.cpus != container.cpus:
-                container.cpus = wanted.cpus
-                container.moved |= not container.started
-                yield Update(identifier, wanted.cpus, ignore_failure=ignore_failure)
+                moves.append((identifier, container, wanted))
+        moves.sort(key=lambda move: bool(move[2].exclusive - move[1].cpus))
+        for identifier, container, wanted in moves:
+            container.cpus = wanted.cpus
+            container.moved |= not container.started
+            yield Update(identifier, wanted.cpus, ignore_failure=ignore_failure)
 
     def _making_room(self, owner: NRIContainer, cpus: CPUSet, now: Snapshot) -> list[Update]:
         """Move the other containers off CPUs that a container gets as its own."""
@@ -263,14 +270,12 @@ class Responses:
         strict = self._missing_facts is MissingFacts.HOLD and not essential
         return list(self.corrections(now, cpus, without=owner.id, ignore_failure=not strict))
 
-    def _mounts(
-        self, container: NRIContainer, wanted: CPUAssignment, now: Snapshot
-    ) -> tuple[Mount, ...]:
+    def _mounts(self, container: NRIContainer, wanted: CPUAssignment) -> tuple[Mount, ...]:
         """Return the folder that tells a container of changes of its CPUs, if they can change."""
-        known, owns = container.known, wanted.placement is Placement.POLICY and wanted.exclusive
-        if known is None or not owns or not now.facts.policy.kind.resizes:
+        known = container.known
+        if known is None or not wanted.exclusive:
             return ()
-        mount = self._folder(ContainerRef(known.pod, known.name), wanted)
+        mount = self._folder(ContainerRef(known.pod, known.name))
         return () if mount is None else (mount,)
 
     def _without_kept(

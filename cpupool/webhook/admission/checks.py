@@ -15,9 +15,9 @@ from cpupool.core.names import (
     STARTER,
     is_reserved_variable,
 )
+from cpupool.core.pod_resources import CPU
 from cpupool.core.pools import MILLI_PER_CPU, PoolKind
 from cpupool.core.requests import ResourceKind
-from cpupool.core.resources import CPU
 from cpupool.core.visible import shown
 from cpupool.webhook.admission import mixed_cpus, starter_argv
 from cpupool.webhook.admission.annotation import MAX_ANNOTATIONS_BYTES

@@ -25,8 +25,8 @@ from cpupool.core.names import (
     STARTER,
     STATIC_POD_MIRROR,
 )
+from cpupool.core.pod_resources import CPU
 from cpupool.core.requests import ResourceKind
-from cpupool.core.resources import CPU
 from cpupool.core.workloads import QoSClass
 from cpupool.webhook.admission import checks, koordinator, mixed_cpus, starter_argv
 from cpupool.webhook.admission.pod_requests import REQUESTING, PodRequests, check_crowd, mapping

@@ -19,8 +19,8 @@ from cpupool.core.names import (
     MIXED_CPUS_ALLOWED,
     OPENSHIFT_DOMAIN,
 )
+from cpupool.core.pod_resources import CPU, NATIVE
 from cpupool.core.requests import ResourceKind
-from cpupool.core.resources import CPU, NATIVE
 from cpupool.core.visible import shown
 from cpupool.webhook.admission.pod_requests import mapping
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cpupool.core.errors import ManifestError, Problem, QuantityError
 from cpupool.core.names import ENABLE_SHARED_CPUS, STATIC_POD_MIRROR
+from cpupool.core.pod_resources import CPU, PodResources, Requirements
 from cpupool.core.pools import PoolKind
 from cpupool.core.quantity import Quantity
 from cpupool.core.requests import ResourceKind
-from cpupool.core.resources import CPU, PodResources, Requirements
 from cpupool.core.visible import shown
 from cpupool.core.workloads import ContainerKind
 from cpupool.webhook.admission import annotation

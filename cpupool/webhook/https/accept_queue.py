@@ -1,6 +1,7 @@
 """The accept queue: accepted connections that have no slot yet, or that have lost their slot.
 
-Theory of operation. A connection is in one of five states. Only the event loop's thread changes it:
+Theory of operation. A connection is in one of five states: silent, readable, reading, active, idle.
+The tarpit is no state, but a way back to silent. Only the event loop's thread changes a state:
 
     accept ─► silent ── first byte ──► readable ── slot ──► reading ── request ──► active
                 ▲                          │                   │                     │ ▲
@@ -9,25 +10,28 @@ Theory of operation. A connection is in one of five states. Only the event loop'
                                                                                        │
                                                                        closed ◄── evicted
 
-* The queue has the silent and the readable connections. A connection in another state has a slot
-  (`slots.py`), TLS and HTTP (`server.py`). The next slot goes to the address with the fewest
-  reading connections. At this address it goes to the connection that is readable for the longest
-  time.
+* The queue has the silent and the readable connections. A connection that is reading, active or
+  idle has a slot (`slots.py`), TLS and HTTP (`server.py`). The next slot goes to the address with
+  the fewest reading connections. At this address it goes to the connection that is readable for the
+  longest time.
 * A silent connection costs a file descriptor and no work. One epoll set watches all of them, and
   the event loop watches that set. So thousands of silent connections take no slot from clients that
   send something. One timer closes them after `silent_s`. The timer runs only while a connection is
   silent.
-* A connection goes to the tarpit when it is evicted before it has sent a whole request. There it
-  stays open, the server reads it no more and discards its bytes, and is silent. A client
-  that sees a closed connection would connect again at once, take the turn of another client, and
-  cost a handshake.
+* A connection goes to the tarpit when it is evicted before it has sent a whole request. It stays
+  open. The server throws away the bytes that have come, and reads nothing more from it. From then
+  on the connection counts as silent: the timer closes it after `silent_s`. A client that sees a
+  closed connection would connect again at once, take the turn of another client, and cost a
+  handshake.
 * Readable connections above `most_readable` go to the tarpit, too, because the kernel holds their
   bytes in memory.
 * The server closes an evicted connection that has sent a whole request. Its client may be an API
-  server, which would wait in vain for the response to its next request.
-* If the queue has `most` connections, the server closes one for each new one. It closes the
-  connection that is silent for the longest time. If no connection is silent, it takes the address
-  with the most connections, and closes the one that is readable for the longest time.
+  server. If the connection stayed open, the API server would send its next request and never get a
+  response.
+* If the queue is full (the argument `most` is its limit), the server closes one connection for each
+  new one. It closes the connection that is silent for the longest time. If no connection is silent,
+  it takes the address with the most connections, and closes the one that is readable for the
+  longest time.
 """
 
 from __future__ import annotations

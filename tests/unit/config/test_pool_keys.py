@@ -6,6 +6,7 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import Severity
 from cpupool.core.pool_policy import CPUBindPolicy, ExclusivePolicy, NUMAPolicy, PoolPolicy
 from cpupool.core.pools import MixedCPUs, NodePools, Pool
+from tests.machines import MACHINES
 from tests.unit.config.poolconfig.files import parse, refused
 
 MIXED = "pools: {shared: {cpus: 1}, exclusive: {cpus: 2}}\nmixedCPUs:"
@@ -202,3 +203,55 @@ def test_keys_of_exclusive_pools_are_doubted_elsewhere_and_have_no_effect() -> N
         )
     ]
     assert file.pools == NodePools.of(Pool.named("shared", "2-7"), Pool.named("default", "0"))
+
+
+@pytest.mark.parametrize(
+    ("written", "shown", "on_machine"),
+    [
+        ("16-", "16-", "16-31"),
+        ("0-1, 16 - ", "0-1,16-", "0-1,16-31"),
+        ("0-1,40-", "0-1,40-", "0-1"),
+    ],
+)
+def test_the_default_pool_may_have_all_cpus_from_one_on(
+    written: str, shown: str, on_machine: str
+) -> None:
+    file = parse(f"pools:\n  exclusive: {{cpus: 2-3}}\n  default: {{cpus: {written!r}}}\n")
+    default = file.pools.by_name("default")
+    assert default is not None
+    assert default.listed == shown
+    assert str(default.on(MACHINES["telco_2s_2n_16c32t"].topology()).cpus) == on_machine
+
+
+@pytest.mark.parametrize(
+    ("pools", "problem"),
+    [
+        (
+            'exclusive: {cpus: "2-"}',
+            (
+                "a.yaml:2:21: pools.exclusive.cpus: only the default pool may have all CPUs from"
+                " one on; write the last CPU, as in 2-3"
+            ),
+        ),
+        (
+            'default: {cpus: "8192-"}',
+            "a.yaml:2:19: pools.default.cpus: CPU 8192 is above 8191; begin with a lower CPU",
+        ),
+        (
+            'default: {cpus: "4-"}\n  shared: {cpus: "8,11-12"}',
+            (
+                "a.yaml:2:19: pools.default.cpus: other pools have CPUs 8,11-12, which 4- includes;"
+                " write 4-7,9-10,13- in place of 4-"
+            ),
+        ),
+        (
+            'default: {cpus: "0,4-"}\n  exclusive: {cpus: "4"}',
+            (
+                "a.yaml:2:19: pools.default.cpus: other pools have CPUs 4, which 4- includes;"
+                " write 5- in place of 4-"
+            ),
+        ),
+    ],
+)
+def test_an_open_end_that_leaves_doubts_is_refused(pools: str, problem: str) -> None:
+    assert refused(f"pools:\n  {pools}\n") == [problem]

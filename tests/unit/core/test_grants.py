@@ -3,7 +3,15 @@ from __future__ import annotations
 import pytest
 
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.grants import Change, Grant, GrantConflict, Grants, PodOwner, Source
+from cpupool.core.grants import (
+    Grant,
+    GrantConflict,
+    Grants,
+    PastResize,
+    PodOwner,
+    RecordedChange,
+    Source,
+)
 from tests.builders import resource
 from tests.machines import MACHINES
 
@@ -66,15 +74,32 @@ def test_a_container_that_shrinks_has_its_cpus_until_the_kernel_has_moved_it() -
 
 
 def test_a_container_that_grows_keeps_its_baseline() -> None:
-    web = grant(WEB, main="2", side="5").changing("main", CPUSet.parse("2-4"))
+    web = grant(WEB, main="2", side="5").changing("main", CPUSet.parse("2-4"), 7)
     assert (str(web.baseline("main")), str(web.baseline("side"))) == ("2", "5")
-    assert (web.leaving, web.changes) == ({}, {"main": Change(CPUSet.of(2))})
+    grown = PastResize(CPUSet.of(2), CPUSet.parse("2-4"), 7)
+    assert (web.leaving, web.changes) == (
+        {},
+        {"main": RecordedChange(CPUSet.of(2), resizes=(grown,))},
+    )
     back = web.changing("main", CPUSet.parse("2-3"))
-    assert back.changes == {"main": Change(CPUSet.of(2), CPUSet.of(4))}
+    shrunk = PastResize(CPUSet.parse("2-4"), CPUSet.parse("2-3"))
+    assert back.changes == {"main": RecordedChange(CPUSet.of(2), CPUSet.of(4), (grown, shrunk))}
     cut = back.cut(CPUSet.parse("2-3,5"))
     assert (cut.leaving, str(cut.cpus)) == ({}, "2-3,5")
     with pytest.raises(GrantConflict):
         Grants().adding([grant(DB, main="4"), grant(WEB, main="2")]).replacing(web)
+
+
+def test_the_last_eight_resizes_are_remembered() -> None:
+    web = grant(WEB, main="0")
+    for number in range(10):
+        web = web.changing("main", CPUSet.parse(f"0-{10 - number}"), number)
+    resizes = web.changes["main"].resizes
+    assert [resize.unix_s for resize in resizes] == list(range(2, 10))
+    assert resizes[0].what == "from cpu 10 to 9: it gave CPUs 9 back"
+    assert resizes[-1].what == "from cpu 3 to 2: it gave CPUs 2 back"
+    moved = PastResize(CPUSet.parse("0-1"), CPUSet.parse("1-3"))
+    assert moved.what == "from cpu 2 to 3: it got CPUs 2-3 and it gave CPUs 0 back"
 
 
 def test_a_cpu_with_two_owners_is_a_defect() -> None:

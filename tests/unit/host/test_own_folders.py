@@ -14,7 +14,7 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import HostFileError
 from cpupool.core.mounts import Mount
 from cpupool.core.workloads import ContainerRef
-from cpupool.host.own_folders import Change, NotBefore, OwnFolders, Told
+from cpupool.host.own_folders import NotBefore, OwnFolders, Told, ToldChange
 from cpupool.host.root import HostRoot
 from cpupool.manager.resizing import Reason
 from tests.events import Heard
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 REF = ContainerRef("b1e6b9f4-3a2a-4b9c-8f0e-7d4a9f6f0c11", "main")
 BEGUN_S = 1_795_000_000
 TOLD = Told(CPUSet.parse("4-7"), CPUSet.parse("4-7"), CPUSet.parse("4-5"))
-SHRINK = Change(
+SHRINK = ToldChange(
     Reason.SHRINK,
     removed=CPUSet.parse("7"),
     # 2026-11-22T14:00:05.9Z
@@ -94,7 +94,9 @@ def test_an_announced_change_names_its_earliest_time_rounded_down(node: Node) ->
     "told",
     [
         pytest.param(TOLD, id="no change"),
-        pytest.param(replace(TOLD, change=Change(Reason.GROW, added=CPUSet.of(7))), id="complete"),
+        pytest.param(
+            replace(TOLD, change=ToldChange(Reason.GROW, added=CPUSet.of(7))), id="complete"
+        ),
         pytest.param(
             replace(TOLD, change=replace(SHRINK, not_before=NotBefore(BEGUN_S, 1.5))),
             id="announced",

@@ -11,6 +11,7 @@ from cpupool.host import processes
 from cpupool.host.processes import (
     Daemon,
     RuntimeProcess,
+    affinities,
     command_lines,
     daemons,
     runtimes,
@@ -135,3 +136,6 @@ def test_threads_of_a_cgroup_and_below_are_asked(tmp_path: Path, name: str) -> N
     for pid, cpus in (("7", "1"), ("9", "4-5")):
         write(proc, pid, "", STATUS.replace("0-3", cpus))
     assert threads(proc, cgroup) == CPUSet.parse("1,4-5")
+    # Of another process namespace than the reader's, or gone.
+    (cgroup / name).write_text("0\n7\n8\n")
+    assert list(map(str, affinities(proc, cgroup))) == ["", "1", "4-5"]

@@ -11,8 +11,8 @@ from cpupool.core.devices import AllocatedDevices
 from cpupool.core.errors import HostFileError, RemoteProtocolError
 from cpupool.host import files
 from cpupool.kubelet.checkpoint import CheckpointFile
-from cpupool.wire import kubelet_checkpoint
-from cpupool.wire.kubelet_checkpoint import Checkpoint, Entry, Generation
+from cpupool.wire import device_checkpoint
+from cpupool.wire.device_checkpoint import Checkpoint, Entry, Generation
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,7 +32,7 @@ def reply(**environment: str) -> bytes:
 
 def _write(path: Path, *entries: Entry, generation: Generation = Generation.PER_NODE) -> None:
     checkpoint = Checkpoint(entries, generation=generation)
-    files.write_atomically(path, kubelet_checkpoint.encode(checkpoint))
+    files.write_atomically(path, device_checkpoint.encode(checkpoint))
 
 
 def test_devices_are_found_by_pod_and_container(tmp_path: Path) -> None:

@@ -24,8 +24,8 @@ from cpupool.core.workloads import ContainerKind, ContainerRef
 from cpupool.kubelet.checkpoint import CheckpointFile
 from cpupool.kubelet.podresources import PodResources
 from cpupool.local.kubelet import EmbeddedKubelet
-from cpupool.wire import kubelet_checkpoint
-from cpupool.wire.kubelet_checkpoint import Checkpoint, Entry
+from cpupool.wire import device_checkpoint
+from cpupool.wire.device_checkpoint import Checkpoint, Entry
 from tests.builders import container, pod
 from tests.kubelets import dial
 from tests.plugins import AnyPlugin
@@ -367,7 +367,7 @@ def test_the_checkpoint_holds_what_the_kubelet_writes(world: World) -> None:
     asking = pod("a", container(exclusive=3))
     world.kubelet.admit(asking)
     data = (world.folder / "device-plugins" / "kubelet_internal_checkpoint").read_bytes()
-    saved = kubelet_checkpoint.parse(data)
+    saved = device_checkpoint.parse(data)
     reply = plugin.reply.SerializeToString()
     nodes = {0: ("0",), 1: ("2", "3")}
     assert saved.entries == (Entry(asking.uid, "main", EXCLUSIVE, nodes, reply),)
@@ -445,7 +445,7 @@ def test_a_node_is_taken_over_with_the_checkpoint_of_running_pods(folder: Path) 
     entry = Entry(running.uid, "main", EXCLUSIVE, {-1: ("2",)})
     plugins = folder / "device-plugins"
     plugins.mkdir()
-    data = kubelet_checkpoint.encode(Checkpoint((entry,), {EXCLUSIVE: ("2", "3")}))
+    data = device_checkpoint.encode(Checkpoint((entry,), {EXCLUSIVE: ("2", "3")}))
     (plugins / "kubelet_internal_checkpoint").write_bytes(data)
     with EmbeddedKubelet(folder, Names()) as kubelet, ExitStack() as opened:
         world = World(folder, kubelet, opened)

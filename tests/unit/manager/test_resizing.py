@@ -15,9 +15,10 @@ from cpupool.core.cgroups import FoundContainer
 from cpupool.core.cpu_manager import CPUManager, Misfit, StaticOptions, TopologyPolicy
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import PlacementError
-from cpupool.core.grants import Change
+from cpupool.core.grants import PastResize, RecordedChange
 from cpupool.core.names import POLICY_CPUS
-from cpupool.core.pools import NodePools, Pool
+from cpupool.core.plugin_facts import PluginFacts
+from cpupool.core.pools import MixedCPUs, NodePools, Pool
 from cpupool.core.workloads import (
     ContainerID,
     ContainerRef,
@@ -31,6 +32,7 @@ from cpupool.policies.dynamic.policy import DynamicPolicy
 from cpupool.wire.cpu_manager_state import State
 from tests import builders
 from tests.machines import Machine
+from tests.unit.manager import plugged
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -78,8 +80,12 @@ class Node:
         """Give what is assigned to the application, where it runs, and where it began."""
         return str(self.own.assigned), str(self.own.in_force), str(self.own.baseline)
 
-    def resize(self, count: int) -> None:
-        self.manager.resize(APP, count)
+    @property
+    def changes(self) -> Mapping[str, RecordedChange]:
+        return self.manager.snapshot().resolution.view.chosen["app-uid"].changes
+
+    def resize(self, count: int, unix_s: int | None = None) -> None:
+        self.manager.resize(APP, count, unix_s)
 
     def end_notice(self) -> None:
         assert self.manager.narrow(APP, self.own.assigned)
@@ -364,27 +370,21 @@ class Restarted(Node):
         self.manager.observe(pods=pods)
         chosen = CPUSet.parse_or_empty(self._annotated)
         owns = pods[0].containers[0].whole_cpus
-        self.manager.observe_containers(
-            [
-                RuntimeContainer(
-                    ContainerID("app-id"),
-                    "app-uid",
-                    "default",
-                    "app",
-                    "app",
-                    chosen=chosen,
-                    owns=owns,
-                )
-            ]
-        )
+        self.manager.observe_containers([sighted(owns, chosen)])
         found = FoundContainer("app-uid", ContainerID("app-id"), "kubepods/app/app", self._runs)
         self.manager.adopt((found,), self._state)
 
 
+def sighted(owns: int, chosen: CPUSet | None = None) -> RuntimeContainer:
+    """Give the application's container as the runtime has it."""
+    ids = (ContainerID("app-id"), "app-uid", "default", "app", "app")
+    return RuntimeContainer(*ids, chosen=chosen or CPUSet(), owns=owns)
+
+
 def grown_and_shrunk() -> Node:
     node = Node(app(4))
-    node.resize(8)
-    node.resize(6)
+    node.resize(8, 1000)
+    node.resize(6, 2000)
     return node
 
 
@@ -445,12 +445,12 @@ def test_without_a_record_a_container_takes_nothing_back_that_it_gave() -> None:
 @pytest.mark.parametrize(
     ("entries", "change"),
     [
-        ({}, Change(CPUSet.parse("2-3"), CPUSet.parse("2-5"))),
-        ({"app": CPUSet.parse("2-5")}, Change(CPUSet.parse("9"))),
+        ({}, RecordedChange(CPUSet.parse("2-3"), CPUSet.parse("2-5"))),
+        ({"app": CPUSet.parse("2-5")}, RecordedChange(CPUSet.parse("9"))),
     ],
 )
 def test_a_recorded_change_of_other_cpus_than_the_recorded_ones_is_not_believed(
-    entries: Mapping[str, CPUSet], change: Change
+    entries: Mapping[str, CPUSet], change: RecordedChange
 ) -> None:
     state = State("dynamic", entries={"app-uid": entries}, changes={"app-uid": {"app": change}})
     again = Restarted(Node(app(4)), "2-5", annotated="2-5", state=state)
@@ -459,9 +459,79 @@ def test_a_recorded_change_of_other_cpus_than_the_recorded_ones_is_not_believed(
 
 def test_the_record_names_what_has_changed() -> None:
     node = grown_and_shrunk()
-    grant = node.manager.snapshot().resolution.view.chosen["app-uid"]
     left = node.own.in_force - node.own.assigned
-    assert grant.changes == {"app": Change(CPUSet.parse("2-5"), left)}
+    resizes = (
+        PastResize(CPUSet.parse("2-5"), CPUSet.parse("1-8"), 1000),
+        PastResize(CPUSet.parse("1-8"), CPUSet.parse("1-5,8"), 2000),
+    )
+    assert node.changes == {"app": RecordedChange(CPUSet.parse("2-5"), left, resizes)}
+    again = Restarted(node, node.runs_on(), annotated="2-5")
+    assert again.changes == node.changes
+
+
+def test_a_resize_that_no_agent_has_answered_has_no_time() -> None:
+    node = Node(app(2))
+    node.manager.observe_containers([sighted(owns=2)])
+    node.manager.observe(pods=[app(4)])
+    node.manager.observe_containers([sighted(owns=4)])
+    (resize,) = node.changes["app"].resizes
+    assert resize == PastResize(CPUSet.parse("2-3"), CPUSet.parse("2-5"))
+
+
+def test_a_container_that_begins_again_with_fewer_cpus_remembers_the_resize() -> None:
+    node = Node(app(2))
+    node.manager.begin(APP, 1, 3000)
+    assert [resize.unix_s for resize in node.changes["app"].resizes] == [3000]
+
+
+def test_without_a_notice_cpus_leave_with_the_answer() -> None:
+    node = Node(app(2, notice_s=0))
+    node.resize(4)
+    node.resize(3)
+    assert (node.said, node.runs_on()) == (("2-4", "2-4", "2-3"), "2-4")
+    assert str(node.owned) == "2-5", "the kernel has not read them back"
+    node.refuses(4, "has not left CPUs")
+    node.read_back("2-4")
+    assert str(node.owned) == "2-4"
+
+
+def test_the_shared_cpus_of_a_mixed_container_are_not_among_its_own() -> None:
+    pools = NodePools.of(
+        Pool.named("default", "0-9"),
+        Pool.named("shared_m", "10-11"),
+        mixed=MixedCPUs("shared_m"),
+        cpu_manager=DYNAMIC,
+    )
+    manager = Manager()
+    manager.reconfigure(pools, MACHINE.topology())
+    made = builders.container("app", cpu=2000, shared_cpus=True)
+    manager.observe(pods=[builders.pod("app", made)])
+    manager.adopt(())
+    found = FoundContainer("app-uid", "app-id", "kubepods/app/app", "6-7,10-11")
+    runs = resizing.runs_on(manager.snapshot().resolution, (found,))
+    assert runs == {APP: CPUSet.parse("6-7")}
+    assert resizing.own_cpus(manager.snapshot(), runs)[APP].settled
+
+
+def test_what_a_plugin_changes_is_in_force_at_once() -> None:
+    own, ref = plugged.pod("own"), plugged.ref("own")
+
+    def answered(text: str) -> PluginFacts:
+        return PluginFacts(frozenset({"cpu"}), {ref: {"cpu": plugged.cpus(text, exclusive=True)}})
+
+    manager = plugged.manager(own, given=answered("2-3").answers)
+    manager.observe(plugins=answered("3-4"))
+    now, runs = manager.snapshot(), {ref: CPUSet.parse("2-3")}
+    assert resizing.own_cpus(now, runs) == {
+        ref: resizing.OwnCPUs(
+            *(CPUSet.parse("3-4"),) * 2,
+            *(CPUSet(),) * 2,
+            notice_s=10,
+            settled=False,
+            cause=resizing.Reason.PLUGIN,
+        )
+    }
+    assert str(now.resolution.grants.cpus) == "3-4", "the plugin may give CPU 2 to another"
 
 
 def test_own_cpus_are_settled_once_the_kernel_has_them() -> None:

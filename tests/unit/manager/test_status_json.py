@@ -24,7 +24,10 @@ OTHERS: tuple[object, ...] = (
     2**63,
     -(10**400),
 )
-NULLABLE = {"choice", "mixedCPUs", "cpuManager", "resourceUsedThresholdWithBE", "reserved"}
+NULLABLE = {
+    *("choice", "mixedCPUs", "cpuManager", "resourceUsedThresholdWithBE", "reserved"),
+    *("changes", "notice_ends_unix_s", "unix_s"),
+}
 """Of an object that may be there or not, null is as good as none."""
 OPTIONAL = {
     *("mixedCPUs", "cpuManager", "reserved", "refused", "sets", "sizes", "plugin_folders"),
@@ -39,6 +42,9 @@ OPTIONAL = {
         "answers",
         "texts",
         "choice",
+        "changes",
+        "notice_ends_unix_s",
+        "unix_s",
     ),
     *("options", "topologyScope", "resourceUsedThresholdWithBE", "maxNoticeSeconds"),
 }

@@ -11,7 +11,7 @@ from cpupool.core.workloads import ContainerRef
 from cpupool.plugins import state_codec
 from cpupool.plugins.state import PluginState, ServedContainer
 from cpupool.policies.qrm.questions import ContainerRole, Question
-from cpupool.wire.checkpoints import Reader
+from cpupool.wire.checkpoint_checksum import Reader
 from cpupool.wire.sealed import Sealed
 
 QUESTION = Question(

@@ -6,7 +6,7 @@ import pytest
 
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import RemoteProtocolError
-from cpupool.core.grants import Sharing
+from cpupool.core.grants import PastResize, RecordedChange, Sharing
 from cpupool.wire import cpu_manager_state
 from cpupool.wire.cpu_manager_state import State
 
@@ -167,3 +167,41 @@ def test_no_checksum_is_checked_where_the_kubelet_has_written_none() -> None:
 def test_a_damaged_file_is_refused_with_the_reason(file: bytes, words: str) -> None:
     with pytest.raises(RemoteProtocolError, match=words):
         cpu_manager_state.parse(file)
+
+
+CHANGED = State(
+    "dynamic",
+    FIRST,
+    {"pod": {"main": SECOND}},
+    boot_id="b",
+    changes={"pod": {"main": RecordedChange(CPUSet.of(4), THIRD, (PastResize(FIRST, SECOND, 5),))}},
+)
+
+
+def test_how_cpus_have_changed_is_read_as_it_was_written() -> None:
+    written = cpu_manager_state.encode(CHANGED)
+    assert cpu_manager_state.parse(written) == CHANGED
+    without = json.loads(written)
+    del without["changes"]["pod"]["main"]["resizes"]
+    (change,) = cpu_manager_state.parse(json.dumps(without).encode()).changes["pod"].values()
+    assert change == RecordedChange(CPUSet.of(4), THIRD)
+
+
+@pytest.mark.parametrize(
+    ("text", "damaged"),
+    [
+        (b'"unixSeconds":5', b'"unixSeconds":-5'),
+        (b'"unixSeconds":5', b'"unixSeconds":5.5'),
+        (b'"unixSeconds":5', b'"unixSeconds":253402300800'),
+        (b'"before":"1-3"', b'"before":"3-1"'),
+        (b'"after":"4-6"', b'"after":6'),
+        (b'"leaving":"7-9"', b'"leaving":"x"'),
+        (b'"baseline":"4"', b'"baseline":[]'),
+        (b'"resizes":[{', b'"resizes":[7,{'),
+    ],
+)
+def test_a_change_that_cannot_be_is_refused(text: bytes, damaged: bytes) -> None:
+    written = cpu_manager_state.encode(CHANGED)
+    assert text in written
+    with pytest.raises(RemoteProtocolError):
+        cpu_manager_state.parse(written.replace(text, damaged))

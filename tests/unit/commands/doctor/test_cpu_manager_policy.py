@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from cpupool import cli
+from cpupool.commands.checks import runtime_checks
 from cpupool.core.cgroups import Writer
 from cpupool.core.cpu_manager import CPUManager, Misfit, StaticOptions
 from cpupool.core.cpuset import CPUSet
@@ -268,3 +269,50 @@ def test_without_nri_no_pod_can_be_held(
     (row,) = examine()[1]["misfits"]
     assert row["verdict"] == verdict
     assert ("onMisfit: share" in row["remedy"]) == (verdict == "warning")
+
+
+DYNAMIC = replace(POOLS, cpu_manager=CPUManager("dynamic", 1))
+GATED = f"{KUBELET}featureGates: {{InPlacePodVerticalScaling: %s}}\n"
+
+
+def test_what_keeps_resizes_from_changing_cpus_is_a_warning_each(
+    node: WrittenNode, examine: Any
+) -> None:
+    assert "resizes" not in examine()[1]
+
+    node.status(pools=DYNAMIC, enforcement=Writer.CGROUP)
+    node.put("var/lib/kubelet/config.yaml", GATED % "false")
+    nri, gate, version = examine()[1]["resizes"]
+    assert (nri["verdict"], gate["verdict"], version["verdict"]) == ("warning", "warning", "unseen")
+    assert "containers keep the CPUs with which they began" in nri["fact"]
+    assert nri["remedy"] == "connect NRI (row container runtime)"
+    assert gate["remedy"] == "remove featureGates.InPlacePodVerticalScaling"
+    assert "--kubeconfig" in version["remedy"]
+
+
+@pytest.mark.parametrize(
+    ("gates", "version", "verdict"),
+    [
+        ({}, "v1.32.11-eks", "warning"),
+        ({"InPlacePodVerticalScaling": True}, "v1.32.11", "ok"),
+        ({}, "v1.33.0", "ok"),
+        ({}, "2.0.0+k3s", "ok"),
+    ],
+)
+def test_an_old_kubelet_resizes_no_pod(gates: dict[str, bool], version: str, verdict: str) -> None:
+    (row,) = runtime_checks.resizes("dynamic", Writer.NRI, gates, version)
+    assert row.verdict.value == verdict
+    assert ("upgrade it" in row.remedy) == (verdict == "warning")
+
+
+def test_a_static_kubelet_beside_dynamic_is_reported(
+    examine: Any, node: WrittenNode, kubelet: EmbeddedKubelet
+) -> None:
+    kubelet.static_cpus = CPUSet.parse("2-31")
+    node.status(pools=DYNAMIC)
+
+    (row,) = examine()[1]["CPU manager"]
+
+    assert row["verdict"] == "problem"
+    assert row["fact"].endswith("and so does the policy dynamic of cpuManager")
+    assert "set cpuManagerPolicy: none" in row["remedy"]

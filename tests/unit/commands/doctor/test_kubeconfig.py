@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from cpupool import cli
+from cpupool.core.cpu_manager import CPUManager
 from tests.kubeconfigs import Login, login
-from tests.nodes import POOL_FILE
+from tests.nodes import POOL_FILE, POOLS
 from tests.unit.commands.doctor.rows import NOBODY
 
 if TYPE_CHECKING:
@@ -100,3 +102,23 @@ def test_an_api_server_that_does_not_know_the_node_is_one_line(
 
     assert doctor(cluster, node, *options) == 2
     assert said in capsys.readouterr().err
+
+
+def test_the_version_of_the_kubelet_decides_whether_pods_are_resized_in_place(
+    cluster: Login, node: WrittenNode, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node.status(pools=replace(POOLS, cpu_manager=CPUManager("dynamic", 1)))
+    body = {
+        "metadata": {"name": "node-a", "uid": "node-a-uid", "labels": {"kind": "b"}},
+        "status": {"nodeInfo": {"kubeletVersion": "v1.32.4"}},
+    }
+    cluster.server.keep("/api/v1/nodes/node-a", body)
+
+    doctor(cluster, node, "--node-name", "node-a")
+
+    rows = [
+        row for row in json.loads(capsys.readouterr().out)["checks"] if row["check"] == "resizes"
+    ]
+    assert "the kubelet is v1.32.4, and resizes pods in place only from 1.33 on" in [
+        row["fact"] for row in rows
+    ]

@@ -18,10 +18,11 @@ from tests.builders import given, pod
 from tests.machines import MACHINES
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from cpupool.core.topology import CPUTopology
-    from cpupool.core.workloads import Container, Pod
+    from cpupool.core.workloads import Container, ContainerRef, Pod
 
 LAPTOP = MACHINES["laptop_4c8t"]
 EXCLUSIVE = Pool.named("exclusive_a", "2,4")
@@ -59,13 +60,25 @@ class Node:
             self.manager.accept(given(made, made.containers[-1].name, **ids))
         return made
 
-    def status(self, waiting_for: str = "", **found: str) -> NodeStatus:
+    def status(
+        self,
+        waiting_for: str = "",
+        notices: Mapping[ContainerRef, float] | None = None,
+        **found: str,
+    ) -> NodeStatus:
         """Say what the agent has seen: pod → the CPUs of its container `main`."""
         seen = [
             FoundContainer(f"{name}-uid", "main-id", "path", cpus) for name, cpus in found.items()
         ]
         state = self.manager.snapshot()
-        return describe(*state, seen, waiting_for, Writer.NRI, choices=self.manager.choices())
+        return describe(
+            *state,
+            seen,
+            waiting_for,
+            Writer.NRI,
+            choices=self.manager.choices(),
+            notices=notices,
+        )
 
 
 def explain(file: Path, status: NodeStatus, name: str, *options: str) -> int:

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
+from cpupool.commands.shell import reasons
 from cpupool.core.cgroups import FoundContainer, Writer
 from cpupool.core.cpu_manager import CPUManager
 from cpupool.core.cpuset import CPUSet
@@ -12,7 +14,7 @@ from cpupool.core.orchestration import BindPolicy, Orchestration, QoS
 from cpupool.core.pool_policy import NUMAPolicy, PoolPolicy
 from cpupool.core.pools import MixedCPUs, NodePools, Pool, PoolKind
 from cpupool.core.withheld import Withheld
-from cpupool.core.workloads import ContainerKind
+from cpupool.core.workloads import ContainerKind, ContainerRef
 from cpupool.manager.manager import Manager
 from cpupool.manager.report import describe
 from tests.builders import container, given, pod
@@ -242,6 +244,49 @@ def test_cpus_that_an_init_container_has_at_another_time(
         "cpuManager: the policy static has chosen them for the whole pod, also for init, which runs"
         " at another time; CPUs 0-1 are reserved => 2-3"
     )
+
+
+def test_resizes_are_told_with_their_times_and_the_cpus_that_leave(
+    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reasons, "time", SimpleNamespace(time=lambda: 1_795_356_003.5))
+    node = Node()
+    manager = CPUManager("dynamic", CPUSet.parse("0-1"))
+    pools = NodePools.of(Pool.named("default", "0-7"), cpu_manager=manager)
+    node.manager.reconfigure(pools, LAPTOP.topology())
+    node.manager.adopt(())
+    web = node.run("web", container(cpu=2000))
+    ref = ContainerRef(web.cgroup_uid, "main")
+    node.manager.resize(ref, 4, 1_795_355_000)
+    node.manager.resize(ref, 3)
+    status = node.status(web="2-5", notices={ref: 1_795_356_005.0})
+
+    assert explain(file, status, "web") == 0
+    lines = steps(capsys.readouterr().out)
+    assert lines[1:6] == [
+        "resize: 2026-11-22T13:43:20Z: from cpu 2 to 4: it got CPUs 4-5 => 2-5",
+        "resize: without the agent: from cpu 4 to 3: it gave CPUs 5 back => 2-4",
+        (
+            "cpuManager: the policy dynamic has chosen them for the whole pod; CPUs 0-1 are"
+            " reserved => 2-4"
+        ),
+        "own: they are its own => 2-5",
+        (
+            "leaving: a resize changes its CPUs from 2-5 to 2-4; CPUs 5 leave in 2 s, at"
+            " 2026-11-22T14:00:05Z => 2-4"
+        ),
+    ]
+
+    node.manager.narrow(ref, CPUSet.parse("2-4"))
+    assert explain(file, node.status(web="2-5"), "web") == 1
+    assert (
+        "leaving: a resize changes its CPUs from 2-5 to 2-4; CPUs 5 are free when it has left them"
+        " => 2-4"
+    ) in steps(capsys.readouterr().out)
+
+    node.manager.settle({ref: CPUSet.parse("2-4")})
+    assert explain(file, node.status(web="2-4"), "web") == 0
+    assert "leaving" not in capsys.readouterr().out
 
 
 def test_cpus_of_a_koordinator_pod_with_the_wishes_that_they_do_not_keep(

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
@@ -10,11 +11,12 @@ from rich.console import Console
 
 from cpupool.commands.pictures import drawing
 from cpupool.commands.pictures.painting import Mark, Painting, paint_pools
+from cpupool.commands.shell import reasons
 from cpupool.core.assignments import Placement
 from cpupool.core.cgroups import Writer
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.pools import MixedCPUs, NodePools, Pool
-from cpupool.manager.report import ContainerStatus, NodeStatus
+from cpupool.manager.report import ContainerStatus, NodeStatus, OwnChanges
 from tests.machines import MACHINES, Machine
 from tests.pictures import POOLS, TELCO, ids
 
@@ -190,6 +192,42 @@ class TestNodeStatus:
         words = out.getvalue().split()
         assert "1 of 1 containers are where they belong." in " ".join(words)
         assert "a/resized/c" in words
+
+    def test_a_resize_that_takes_cpus_is_told_in_a_line_and_its_cpus_are_marked(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(reasons, "time", SimpleNamespace(time=lambda: 1_795_356_003.5))
+        changes = OwnChanges(CPUSet.of(2), CPUSet.parse("4-5"), notice_ends_unix_s=1_795_356_005.0)
+        owner = replace(
+            container("a/web/c", wanted="2-5", found="2-5", reason="it leaves CPUs"),
+            placement=Placement.POLICY,
+            exclusive=CPUSet.parse("2-5"),
+            changes=changes,
+        )
+        begins = replace(owner, changes=replace(changes, notice_ends_unix_s=None))
+        stay = CPUSet.parse("2-3")
+        over = replace(
+            owner,
+            changes=replace(changes, notice_over=True),
+            reason="",
+            wanted=stay,
+            exclusive=stay,
+        )
+        for shown, said in (
+            (begins, "CPUs 4-5 leave when its notice ends."),
+            (owner, "CPUs 4-5 leave in 2 s, at 2026-11-22T14:00:05Z."),
+            (over, "CPUs 4-5 are free when it has left them."),
+        ):
+            out = io.StringIO()
+            status = NodeStatus(NodePools(), (shown,))
+            drawing.show(drawing.node_status(TELCO.topology(), status), out)
+
+            words = " ".join(out.getvalue().split())
+            assert f"a/web/c: a resize changes its CPUs from 2-5 to 2-3; {said}" in words
+            assert ids(out.getvalue(), "-") == [4, 5]
+            assert ids(out.getvalue(), "A") == [2, 3]
+            assert ("not moved yet" in words) == (shown is over)
+            assert "it leaves CPUs" not in words
 
     def test_a_confined_container_is_where_it_belongs_and_counted_apart(self) -> None:
         confined, moved = (

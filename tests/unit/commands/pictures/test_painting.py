@@ -61,6 +61,19 @@ class TestPaint:
         ]
         assert painting.marks[4] == painting.marks[5] != painting.marks[6]
 
+    def test_cpus_that_a_group_leaves_have_its_colour_and_another_symbol(self) -> None:
+        groups = [("web", CPUSet.parse("1-4")), ("db", CPUSet.of(5)), ("log", CPUSet.of(1, 2))]
+        painting = paint(groups, {"web": CPUSet.parse("3-4")})
+
+        assert [
+            (row.mark.symbol, row.name, str(row.cpus), row.note) for row in painting.legend
+        ] == [
+            ("A", "web, log", "1-2", ""),
+            ("-", "web", "3-4", "leaving"),
+            ("B", "db", "5", ""),
+        ]
+        assert painting.marks[3].style == painting.marks[1].style
+
     def test_a_group_without_cpus_is_left_out(self) -> None:
         assert paint([("gone", CPUSet())]) == Painting({}, [])
 

@@ -104,19 +104,26 @@ def test_an_api_server_that_cannot_be_had_is_a_wrong_command_line(
 
 _WITHOUT = """
 import sys
-sys.modules["kubernetes"] = None
+sys.modules[sys.argv[1]] = None
 from cpupool import cli
-sys.exit(cli.main(sys.argv[1:]))
+sys.exit(cli.main(sys.argv[2:]))
 """
 
 
 @pytest.mark.parametrize(
-    "command", [["certs", "--namespace", "cpupool"], ["status", "--node", "a"]]
+    ("library", "extra", "command"),
+    [
+        ("kubernetes", "cluster", ["certs", "--namespace", "cpupool", "--kubeconfig", "/gone"]),
+        ("kubernetes", "cluster", ["status", "--node", "a", "--kubeconfig", "/gone"]),
+        ("grpc", "demo", ["demo"]),
+    ],
 )
-def test_without_the_extra_the_command_says_what_to_install(command: list[str]) -> None:
+def test_without_the_extra_the_command_says_what_to_install(
+    library: str, extra: str, command: list[str]
+) -> None:
     # In a process of its own: this one has the library already.
     ended = subprocess.run(
-        [sys.executable, "-c", _WITHOUT, *command, "--kubeconfig", "/gone"],
+        [sys.executable, "-c", _WITHOUT, library, *command],
         check=False,
         capture_output=True,
         text=True,
@@ -124,7 +131,7 @@ def test_without_the_extra_the_command_says_what_to_install(command: list[str]) 
     )
     assert ended.returncode == 2
     assert ended.stderr == (
-        "cpupool: kubernetes is missing; in cpupool's folder: pip install '.[cluster]'\n"
+        f"cpupool: {library} is missing; in cpupool's folder: pip install '.[{extra}]'\n"
     )
 
 

@@ -74,7 +74,7 @@ class Resizing(Manager):
         self.begun: list[tuple[str, int]] = []
         self.refusal: PlacementError | None = None
 
-    def resize(self, ref: ContainerRef, count: int) -> None:
+    def resize(self, ref: ContainerRef, count: int, unix_s: int | None = None) -> None:
         self.asked.append((ref.pod, count))
         if self.refusal:
             raise self.refusal
@@ -86,7 +86,7 @@ class Resizing(Manager):
         new = CPUSet(sorted(free)[: max(0, more)])
         self._decide(resolution.grants.adding([replace(grant, parts={ref.name: new})]))
 
-    def begin(self, ref: ContainerRef, count: int) -> None:
+    def begin(self, ref: ContainerRef, count: int, unix_s: int | None = None) -> None:
         self.begun.append((ref.pod, count))
 
     def give_together(self, pod: Pod) -> None:

@@ -9,14 +9,17 @@ import pytest
 
 from cpupool.api import nri_pb2
 from cpupool.core.bandwidth import Bandwidth
+from cpupool.core.cpu_manager import CPUManager
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import NotEnoughCPUs, SMTAlignmentError
 from cpupool.core.mounts import Mount
+from cpupool.core.pools import NodePools, Pool
 from cpupool.core.properties import Properties
 from cpupool.core.workloads import ContainerID, ContainerRef
 from cpupool.policies.static.policy import StaticPolicy
 from cpupool.runtime.nri.holding import MissingFacts
-from tests.nri_agents import PLAIN, Agent, of
+from cpupool.wire.cpu_manager_state import State
+from tests.nri_agents import MACHINE, PLAIN, Agent, of
 from tests.nri_runtime import FakeRuntime, Plugin, Refused
 from tests.unit.runtime.nri.static import Resizing, govern, guaranteed, web
 from tests.waiting import eventually
@@ -25,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from cpupool.core.assignments import CPUAssignment
     from cpupool.manager.resolve import Snapshot
 
 WEB = web("web", 2)
@@ -359,6 +361,29 @@ class TestOwnCalls:
         assert agent.resizing.asked == [(WEB.cgroup_uid, 4)]
 
 
+def test_after_a_resize_without_an_agent_others_leave_before_the_owner_gets_their_cpus(
+    folder: Path, runtime: FakeRuntime
+) -> None:
+    agent = Agent(folder / "nri.sock")
+    settings = CPUManager("dynamic", reserved=CPUSet.of(0))
+    pools = NodePools.of(Pool.named("default", "0-7"), cpu_manager=settings)
+    agent.manager.reconfigure(pools, MACHINE.topology())
+    agent.manager.observe(pods=[web("web", 4), PLAIN])
+    agent.manager.adopt((), State("dynamic", entries={WEB.cgroup_uid: {"main": CPUSet.of(2, 3)}}))
+    running = [
+        replace(MAIN, cpus="2-3", shares=4 * CPU, state=nri_pb2.CONTAINER_RUNNING),
+        of(PLAIN, "plain", cpus="0-1,4-7", state=nri_pb2.CONTAINER_RUNNING),
+    ]
+    with agent.running():
+        plugin = runtime.accept()
+        plugin.configure()
+        moved = plugin.synchronize(running)
+    assert [(each.container_id, each.linux.resources.cpu.cpus) for each in moved] == [
+        ("plain", "0-1,6-7"),
+        ("c1", "2-5"),
+    ]
+
+
 class TestFolder:
     """The folder that tells a container of changes of its CPUs."""
 
@@ -367,14 +392,14 @@ class TestFolder:
     @pytest.fixture
     def plugin(self, agent: Node, runtime: FakeRuntime) -> Iterator[Plugin]:
         agent.folder = self.made
-        self.asked: list[tuple[ContainerRef, str]] = []
+        self.asked: list[ContainerRef] = []
         govern(agent)
         agent.manager.observe(pods=[WEB, PLAIN])
         with agent.running():
             yield runtime.welcome()
 
-    def made(self, ref: ContainerRef, has: CPUAssignment) -> Mount | None:
-        self.asked.append((ref, str(has.exclusive)))
+    def made(self, ref: ContainerRef) -> Mount | None:
+        self.asked.append(ref)
         return self.MOUNT
 
     def test_an_owner_has_it(self, plugin: Plugin) -> None:
@@ -385,16 +410,14 @@ class TestFolder:
             source=self.MOUNT.host_path,
             options=["rbind", "rprivate", "ro"],
         )
-        assert self.asked == [(ContainerRef(WEB.cgroup_uid, "main"), "2-3")]
+        assert self.asked == [ContainerRef(WEB.cgroup_uid, "main")]
 
-    def test_others_have_none(self, plugin: Plugin, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_others_have_none(self, plugin: Plugin) -> None:
         assert not plugin.create(of(PLAIN, "plain")).adjust.mounts
-        monkeypatch.setattr(StaticPolicy, "resizes", False)
-        assert not plugin.create(MAIN).adjust.mounts
         assert self.asked == []
 
     def test_a_folder_that_cannot_be_made_holds_no_container(
         self, agent: Node, plugin: Plugin
     ) -> None:
-        agent.folder = lambda _ref, _has: None
+        agent.folder = lambda _ref: None
         assert not plugin.create(MAIN).adjust.mounts

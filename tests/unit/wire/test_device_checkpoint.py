@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from cpupool.core.errors import RemoteProtocolError
-from cpupool.wire import kubelet_checkpoint
-from cpupool.wire.kubelet_checkpoint import NO_NODE, Checkpoint, Entry, Generation
+from cpupool.wire import device_checkpoint
+from cpupool.wire.device_checkpoint import NO_NODE, Checkpoint, Entry, Generation
 
 # Written by a kubelet of a Jetson board.
 REAL_FILE = (
@@ -23,13 +23,13 @@ REGISTERED = {"nokia.k8s.io/shared": ("0", "1"), "nokia.k8s.io/exclusive_a": ("2
 
 def _file(**changes: Any) -> bytes:
     """A good file with members of its one entry replaced; the checksum is that of the good one."""
-    document = json.loads(kubelet_checkpoint.encode(Checkpoint((ENTRY,), REGISTERED)))
+    document = json.loads(device_checkpoint.encode(Checkpoint((ENTRY,), REGISTERED)))
     document["Data"]["PodDeviceEntries"][0] |= changes
     return json.dumps(document).encode()
 
 
 def test_a_file_of_a_real_kubelet_is_read_and_its_checksum_is_right() -> None:
-    read = kubelet_checkpoint.parse(REAL_FILE)
+    read = device_checkpoint.parse(REAL_FILE)
     assert read.verified
     assert read.generation is Generation.PER_NODE
     assert read.registered == {"nvidia.com/gpu": ("tegra",)}
@@ -40,7 +40,7 @@ def test_a_file_of_a_real_kubelet_is_read_and_its_checksum_is_right() -> None:
 
 
 def test_a_file_of_a_real_kubelet_is_written_byte_for_byte() -> None:
-    assert kubelet_checkpoint.encode(kubelet_checkpoint.parse(REAL_FILE)) == REAL_FILE
+    assert device_checkpoint.encode(device_checkpoint.parse(REAL_FILE)) == REAL_FILE
 
 
 def test_ids_of_all_numa_nodes_are_one_set() -> None:
@@ -55,26 +55,26 @@ def test_an_id_may_lie_near_several_numa_nodes_or_near_none() -> None:
 
 def test_what_is_written_is_read_back() -> None:
     written = Checkpoint((ENTRY, Entry("other", "main", "x/y", {})), REGISTERED)
-    assert kubelet_checkpoint.parse(kubelet_checkpoint.encode(written)) == written
+    assert device_checkpoint.parse(device_checkpoint.encode(written)) == written
 
 
 def test_a_file_from_before_1_20_has_its_ids_under_no_node() -> None:
     old = Checkpoint((ENTRY,), REGISTERED, Generation.FLAT)
-    read = kubelet_checkpoint.parse(kubelet_checkpoint.encode(old))
+    read = device_checkpoint.parse(device_checkpoint.encode(old))
     assert read.entries[0].device_ids == {NO_NODE: ("2", "3", "20")}
     assert read.generation is Generation.FLAT
     assert read.verified
 
 
 def test_an_old_file_with_a_wrong_checksum_is_read_and_marked() -> None:
-    read = kubelet_checkpoint.parse(_file(DeviceIDs=["2"]))
+    read = device_checkpoint.parse(_file(DeviceIDs=["2"]))
     assert not read.verified
     assert read.entries[0].ids == {"2"}
 
 
 def test_a_new_file_with_a_wrong_checksum_is_refused_with_both_sums() -> None:
     with pytest.raises(RemoteProtocolError, match=r"its checksum is \d+, and its content has \d+"):
-        kubelet_checkpoint.parse(_file(PodUID="another"))
+        device_checkpoint.parse(_file(PodUID="another"))
 
 
 def _hash(text: str) -> int:
@@ -104,7 +104,7 @@ def test_gos_nil_differs_from_empty_in_the_checksum_only(
         f"{entries} RegisteredDevices:(map[string][]string){registered}}}"
     )
     file = json.dumps({"Data": data, "Checksum": checksum}).encode()
-    assert kubelet_checkpoint.parse(file) == Checkpoint()
+    assert device_checkpoint.parse(file) == Checkpoint()
 
 
 def test_gos_nil_inside_an_entry_is_read_as_nothing() -> None:
@@ -116,7 +116,7 @@ def test_gos_nil_inside_an_entry_is_read_as_nothing() -> None:
         " DeviceIDs:(checkpoint.DevicesPerNUMA)<nil> AllocResp:([]uint8)<nil>}]"
         " RegisteredDevices:(map[string][]string)map[r:<nil>]}"
     )
-    read = kubelet_checkpoint.parse(json.dumps({"Data": data, "Checksum": checksum}).encode())
+    read = device_checkpoint.parse(json.dumps({"Data": data, "Checksum": checksum}).encode())
     assert read == Checkpoint((Entry("u", "c", "r", {}),), {"r": ()})
 
 
@@ -132,7 +132,7 @@ def test_maps_are_hashed_in_gos_order() -> None:
         " RegisteredDevices:(map[string][]string)map[r/a:[1 0] r/b:[2]]}"
     )
     file = json.dumps({"Data": data, "Checksum": checksum}).encode()
-    assert kubelet_checkpoint.parse(file).verified
+    assert device_checkpoint.parse(file).verified
 
 
 @pytest.mark.parametrize(
@@ -193,6 +193,6 @@ def test_maps_are_hashed_in_gos_order() -> None:
 )
 def test_a_damaged_file_is_refused_with_the_place(file: bytes, words: str) -> None:
     with pytest.raises(RemoteProtocolError, match=words) as refused:
-        kubelet_checkpoint.parse(file)
+        device_checkpoint.parse(file)
     assert "the kubelet writes it again" in str(refused.value)
     assert len(str(refused.value)) < 400

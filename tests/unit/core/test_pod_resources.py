@@ -8,14 +8,14 @@ import pytest
 
 from cpupool.core.errors import ManifestError, QuantityError
 from cpupool.core.names import Names
-from cpupool.core.quantity import Quantity
-from cpupool.core.resources import (
+from cpupool.core.pod_resources import (
     PodResources,
     Requirements,
     can_be_extended,
     is_of_kubernetes,
     pod_limit_milli,
 )
+from cpupool.core.quantity import Quantity
 from cpupool.core.workloads import ContainerKind, QoSClass
 from cpupool.kube import views
 from cpupool.webhook.admission.pod_requests import PodRequests

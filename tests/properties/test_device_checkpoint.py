@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpupool.core.errors import RemoteProtocolError
-from cpupool.wire import kubelet_checkpoint
-from cpupool.wire.kubelet_checkpoint import NO_NODE, Checkpoint, Entry, Generation
+from cpupool.wire import device_checkpoint
+from cpupool.wire.device_checkpoint import NO_NODE, Checkpoint, Entry, Generation
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=8)
 IDS = st.lists(TEXTS, max_size=4).map(tuple)
@@ -40,13 +40,13 @@ JSON = st.recursive(
 
 @given(CHECKPOINTS)
 def test_a_checkpoint_survives_writing_and_reading(written: Checkpoint) -> None:
-    assert kubelet_checkpoint.parse(kubelet_checkpoint.encode(written)) == written
+    assert device_checkpoint.parse(device_checkpoint.encode(written)) == written
 
 
 @given(st.lists(ENTRIES, min_size=1, max_size=3).map(tuple))
 def test_an_old_checkpoint_keeps_every_id(entries: tuple[Entry, ...]) -> None:
     old = Checkpoint(entries, generation=Generation.FLAT)
-    read = kubelet_checkpoint.parse(kubelet_checkpoint.encode(old))
+    read = device_checkpoint.parse(device_checkpoint.encode(old))
     assert (read.generation, read.verified) == (Generation.FLAT, True)
     assert [entry.ids for entry in read.entries] == [entry.ids for entry in entries]
 
@@ -55,12 +55,12 @@ def test_an_old_checkpoint_keeps_every_id(entries: tuple[Entry, ...]) -> None:
 def test_damaged_bytes_are_refused_with_one_error_only(
     written: Checkpoint, data: st.DataObject
 ) -> None:
-    good = kubelet_checkpoint.encode(written)
+    good = device_checkpoint.encode(written)
     start = data.draw(st.integers(0, len(good)))
     end = data.draw(st.integers(start, len(good)))
     damaged = good[:start] + data.draw(st.binary(max_size=4)) + good[end:]
     with contextlib.suppress(RemoteProtocolError):
-        kubelet_checkpoint.parse(damaged)
+        device_checkpoint.parse(damaged)
 
 
 @given(JSON, JSON)
@@ -70,4 +70,4 @@ def test_other_json_is_refused_with_one_error_only(body: object, registered: obj
         {"Data": {"PodDeviceEntries": [body], "RegisteredDevices": registered}, "Checksum": 0},
     ):
         with contextlib.suppress(RemoteProtocolError):
-            kubelet_checkpoint.parse(json.dumps(document).encode())
+            device_checkpoint.parse(json.dumps(document).encode())

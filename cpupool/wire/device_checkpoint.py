@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
-from cpupool.wire.checkpoints import Reader, dump_map, dump_slice
+from cpupool.wire.checkpoint_checksum import Reader, dump_map, dump_slice
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
