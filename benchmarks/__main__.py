@@ -23,6 +23,7 @@ from benchmarks.first_instruction import first_instruction
 from benchmarks.imports import imports
 from benchmarks.processes import PATIENCE_S, cpu_s, memory
 from benchmarks.processes import agent as running
+from benchmarks.resizing import resizing
 from benchmarks.rest import rest
 from benchmarks.rows import ms, wall_ms, written
 from benchmarks.starter import starter
@@ -65,7 +66,7 @@ def main() -> None:
     rows: list[Row] = []
     everything = (
         *(sweep, shared_pool, starter, webhook, agent, rest, imports),
-        *(webhook_rest, first_instruction, bursts, admitting),
+        *(webhook_rest, first_instruction, bursts, admitting, resizing),
     )
     wanted = sys.argv[1:]
     for measure in everything:

@@ -32,6 +32,7 @@ def agent(
     machine: Machine,
     pools: str,
     *options: str,
+    nri: bool = False,
     log: IO[str] | int = subprocess.DEVNULL,
 ) -> Iterator[tuple[EmbeddedNode, int]]:
     """Run an agent on an embedded node until the block ends; give the node and its process id.
@@ -41,6 +42,7 @@ def agent(
         machine: the node's.
         pools: the text of the pool file.
         options: the agent's own.
+        nri: whether the node's runtime has NRI.
         log: where the agent writes its log.
     """
     with tempfile.TemporaryDirectory(prefix="cpl-") as name, ExitStack() as stack:
@@ -56,6 +58,7 @@ def agent(
                 folder,
                 place,
                 sysfs=written.sys,
+                nri=nri,
                 changed=lambda: api.set_pods(node.bodies()["items"]),
             )
         )

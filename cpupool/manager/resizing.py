@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from cpupool.core.cpu_manager import TopologyPolicy
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import DevicesUnnamed, NotEnoughCPUs, PlacementError
-from cpupool.core.grants import WHOLE_POD, Source
+from cpupool.core.grants import WHOLE_POD, Sharing, Source
 from cpupool.core.names import POLICY_CPUS
 from cpupool.core.workloads import ContainerID, ContainerRef, CPUMoves, oldest_first
 from cpupool.manager import aligning, choosing, guard, planning
@@ -305,7 +305,7 @@ class OwnCPUs:
         leaving: the CPUs that it gives back, offline CPUs included, while the notice lasts; else
             empty.
         notice_s: how long the container knows that CPUs leave before they are taken.
-        settled: whether the kernel has the CPUs in force.
+        settled: whether the kernel has the CPUs in force, and has moved the other pods off them.
         cause: why its CPUs change, where the CPUs alone do not tell; else None.
     """
 
@@ -333,7 +333,7 @@ def own_cpus(
             have not been read.
     """
     facts, resolution = now
-    online = resolution.online
+    online, crowded = resolution.online, _crowded(runs or {})
     found: dict[ContainerRef, OwnCPUs] = {}
     for uid, grant in resolution.view.chosen.items():
         pod = resolution.pods.get(uid)
@@ -348,10 +348,27 @@ def own_cpus(
                 CPUSet() if plugged else grant.baseline(name),
                 in_force - grant.parts[name],
                 notice_s(facts, pod),
-                settled=runs is not None and runs.get(ref, in_force) & online == in_force & online,
+                settled=runs is not None
+                and runs.get(ref, in_force) & online == in_force & online
+                and (grant.sharing is not Sharing.NONE or in_force.isdisjoint(crowded)),
                 cause=Reason.PLUGIN if plugged else None,
             )
     return found
+
+
+def _crowded(runs: Mapping[ContainerRef, CPUSet]) -> CPUSet:
+    """Return the CPUs that several pods have, without those of their pools.
+
+    A sweep that began before a resize may give the new CPUs to others once more.
+    """
+    of_pods: defaultdict[str, CPUSet] = defaultdict(CPUSet)
+    for ref, cpus in runs.items():
+        of_pods[ref.pod] |= cpus
+    seen = crowded = CPUSet()
+    for cpus in of_pods.values():
+        crowded |= seen & cpus
+        seen |= cpus
+    return crowded
 
 
 def _changing(facts: NodeFacts, grant: Grant) -> Iterator[str]:

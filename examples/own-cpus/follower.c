@@ -38,6 +38,11 @@ struct news {
     double not_before; /* of CLOCK_MONOTONIC; 0 where no CPU leaves */
 };
 
+/* What a thread does in each round. A data plane calls rte_eth_rx_burst() here. */
+#ifndef BURST
+#define BURST(cpu) ((void)(cpu))
+#endif
+
 static struct worker workers[CPU_SETSIZE];
 
 /* The kernel's list format, 0-3,8; an empty list is one, too. */
@@ -82,9 +87,11 @@ static struct news look(const char *folder) {
 
 static void *run(void *argument) {
     struct worker *self = argument;
-    /* A real one calls rte_eth_rx_burst() here. */
-    while (!atomic_load_explicit(&self->stopping, memory_order_relaxed))
+    int cpu = (int)(self - workers);
+    while (!atomic_load_explicit(&self->stopping, memory_order_relaxed)) {
+        BURST(cpu);
         atomic_fetch_add_explicit(&self->rounds, 1, memory_order_relaxed);
+    }
     return NULL;
 }
 

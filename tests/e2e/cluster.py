@@ -23,6 +23,7 @@ UNCHECKED: Final = {"app.kubernetes.io/name": "cpupool"}
 """The API server does not ask the webhook about pods with these labels."""
 
 _LOOK_S: Final = 0.2
+_NATIVE: Final = {"cpu", "memory"}
 _UNTIL_TERMINATED: Final = ["sh", "-c", "trap 'exit 0' TERM; sleep 2147483647 & wait"]
 
 
@@ -84,7 +85,7 @@ def manifest(
     containers: Mapping[str, Mapping[str, int]],
     labels: Mapping[str, str],
 ) -> dict[str, Any]:
-    """Make a pod with these labels: container name → pool → amount.
+    """Make a pod with these labels: container name → pool, or what is native → amount.
 
     Containers run until they are told to end. Names that begin with `init` or `sidecar` make that
     kind. The node is named, so the scheduler and its taints have no say.
@@ -97,7 +98,10 @@ def manifest(
             "imagePullPolicy": "IfNotPresent",
             "command": _UNTIL_TERMINATED,
             "resources": {
-                "limits": {NAMES.resource(pool): str(amount) for pool, amount in requests.items()}
+                "limits": {
+                    name if name in _NATIVE else NAMES.resource(name): str(amount)
+                    for name, amount in requests.items()
+                }
             },
         }
         if container.startswith("sidecar"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from tests.e2e.agents import DeployedAgent, HostAgent
 
 SANDBOX = "sandbox"
+_RESIZING = {"PodResizePending", "PodResizeInProgress"}
 _PROC = Path("/proc")
 """Not the node's: the ids of processes in a cgroup's files are those that the reader sees."""
 
@@ -88,11 +90,11 @@ class RealNode:
     layout: Layout
     agent: HostAgent | DeployedAgent
 
-    def configure(self, pools: Mapping[str, CPUSet]) -> None:
-        """Edit the pool file."""
+    def configure(self, pools: Mapping[str, CPUSet], cpu_manager: str = "") -> None:
+        """Edit the pool file; `cpu_manager` is its line for the CPU manager policy."""
         lines = [f'  {name}: {{cpus: "{cpus}"}}' for name, cpus in pools.items()]
         selector = f"nodeSelector: {{kubernetes.io/hostname: {self.host}}}"
-        self.agent.configure("\n".join(["pools:", *lines, selector, ""]))
+        self.agent.configure("\n".join(["pools:", *lines, cpu_manager, selector, ""]))
 
     def await_devices(self, **healthy: int) -> None:
         """Wait until the kubelet has so many devices of each pool, and the cluster knows it."""
@@ -107,7 +109,7 @@ class RealNode:
         *pods: tuple[str, Mapping[str, Mapping[str, int]]],
         labels: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """Create pods with these labels: name, and container name → pool → amount."""
+        """Create pods with these labels: name, and containers as `manifest` takes them."""
         bodies = [manifest(name, self.name, self.image, made, dict(labels)) for name, made in pods]
         kubectl(
             *("-n", self.namespace, "create", "-f", "-"),
@@ -118,6 +120,28 @@ class RealNode:
         """Create a pod and wait until all of it runs."""
         self.create((name, containers))
         patiently(lambda: self._phase(name) == "Running", lambda: self._body(name)["status"])
+
+    def resize(self, pod: str, cpu: str, container: str = "main") -> None:
+        """Give a running container another cpu, in place."""
+        resources = {part: {"cpu": cpu} for part in ("requests", "limits")}
+        patch = {"spec": {"containers": [{"name": container, "resources": resources}]}}
+        kubectl(
+            *("-n", self.namespace, "patch", "pod", pod, "--subresource=resize"),
+            *("--patch", json.dumps(patch)),
+        )
+
+    def resizing(self, pod: str) -> str:
+        """Say why a resize is not carried out; empty if there is no reason."""
+        told = self._body(pod)["status"].get("conditions", [])
+        found = [one for one in told if one["type"] in _RESIZING]
+        return " ".join(f"{one.get('reason')}: {one.get('message')}" for one in found)
+
+    def own_folder(self, pod: str, container: str = "main") -> dict[str, Any]:
+        """Read what a container is told of its own CPUs."""
+        file = "/run/cpupool/self/cpus.json"
+        command = ("exec", pod, "-c", container, "--", "cat", file)
+        content: dict[str, Any] = json.loads(kubectl("-n", self.namespace, *command))
+        return content
 
     def delete(self, *names: str) -> None:
         """Delete pods, or all of the tests' when none is named, and wait for their end."""

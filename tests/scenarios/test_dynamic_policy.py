@@ -152,6 +152,28 @@ def test_a_resize_that_cannot_be_stays_in_progress_with_the_reason(
     )
 
 
+def test_nothing_is_lost_if_the_runtime_fails_after_the_agent_has_agreed(world: World) -> None:
+    pod = run(world, "web", "2")
+    world.eventually("web", main="1-2")
+    (path,) = (
+        world.node.path_of(process)
+        for process in world.node.processes()
+        if (process.pod.name, process.container) == ("web", "main")
+    )
+    cpus = world.node.root.cgroup / "cpuset" / path / "cpuset.cpus"
+    cpus.rename(kept := cpus.with_name("kept"))
+    cpus.mkdir()
+    world.node.resize(pod.uid, {"main": "4"})
+    assert "cannot be set" in world.node.resizing()[pod.uid]
+
+    cpus.rmdir()
+    kept.rename(cpus)
+    world.node.try_again()
+    world.eventually("web", main="1-4")
+    told_soon(world, "web", cpus="1-4", assigned="1-4", baseline="1-2")
+    assert world.node.resizing() == {}
+
+
 def test_the_history_of_a_container_outlives_the_agent(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

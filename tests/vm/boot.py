@@ -17,7 +17,7 @@ import pytest
 from tests.vm.packages import cache, depended, locked, unpacked
 
 HERE = Path(__file__).parent
-_MODULES = ("virtio_pci", "virtio_console", "9pnet_virtio", "9p", "overlay")
+_MODULES = ("virtio_pci", "virtio_console", "9pnet_virtio", "9p", "overlay", "veth")
 _TOOLS = {
     "qemu-system-x86_64": "qemu-system-x86",
     "cpio": "cpio",
@@ -62,7 +62,8 @@ def boot_files(kernel: Kernel) -> BootFiles:
     tree = unpacked(kernel.value, *depended(kernel.value, "linux-image-amd64"))
     busybox = unpacked("bookworm", "busybox-static") / "bin/busybox"
     init = (HERE / "initramfs.sh").read_bytes()
-    made = cache() / "boot" / f"{tree.name}-{sha256(init).hexdigest()[:12]}"
+    digest = sha256(init + " ".join(_MODULES).encode()).hexdigest()
+    made = cache() / "boot" / f"{tree.name}-{digest[:12]}"
     (modules,) = tree.glob("**/lib/modules")
     with locked("boot"):
         if not made.exists():

@@ -243,6 +243,19 @@ def test_the_spec_alone_changes_nothing_and_the_reason_says_so() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("own", "plain", "settled"),
+    [("2-5", "0-1,6-11", True), ("2-3", "0-1,6-11", False), ("2-5", "0-1,5-11", False)],
+)
+def test_a_container_has_settled_when_it_is_alone_on_its_cpus(
+    own: str, plain: str, *, settled: bool
+) -> None:
+    node = Node(app(2), builders.pod("plain", builders.container("plain")))
+    node.resize(4)
+    runs = {APP: CPUSet.parse(own), ContainerRef("plain-uid", "plain"): CPUSet.parse(plain)}
+    assert resizing.own_cpus(node.manager.snapshot(), runs)[APP].settled == settled
+
+
 def test_a_resize_that_no_agent_answered_is_followed() -> None:
     node = Node(app(2))
     seen = RuntimeContainer(ContainerID("app-id"), "app-uid", "default", "app", "app", owns=4)
