@@ -29,14 +29,14 @@ from cpupool.local.cluster import EmbeddedCluster
 from cpupool.local.node import EmbeddedNode
 from cpupool.manager import by_plugins, report
 from cpupool.manager.manager import Manager
-from cpupool.policies.view import BEST_EFFORT, DEFAULT
+from cpupool.policies.view import OF_POLICY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
 
     from cpupool.agent.setup import Setup
     from cpupool.core.names import Names
-    from cpupool.core.workloads import Container, Pod
+    from cpupool.core.workloads import Pod
     from cpupool.enforce.sweep import SweepReport
     from cpupool.kube.views import Body
     from cpupool.local.cgroups import Cgroups
@@ -255,7 +255,7 @@ class LiveNode:
     def shared_sets(self) -> Mapping[str, CPUSet]:
         """Return the CPUs of the pods without CPUs of their own: shared set → its CPUs."""
         extents = self._view().extents
-        return {name: extents[name] for name in (DEFAULT, BEST_EFFORT) if name in extents}
+        return {name: extents[name] for name in OF_POLICY if name in extents}
 
     def end(self, pod: Pod) -> None:
         """End a pod, and wait until the CPU manager policy has its CPUs back."""
@@ -453,8 +453,9 @@ def _row(now: Snapshot, process: ContainerProcess) -> ProcessRow:
     else:
         decided = now.assignment((process.pod.cgroup_uid, process.instance.id))
         named = [environment.get(EXCLUSIVE_CPUS, str(decided.cpus))]
-        chooses = bool(spec) and now.facts.pools.cpu_manager.chooses
-        requested = _native_request(process.pod, spec[0]) if chooses else ""
+        manager = now.facts.pools.cpu_manager
+        whole = manager.eligible.cpus(spec[0]) if spec else 0
+        requested = _native_request(process.pod, whole) if spec and manager.chooses else ""
     belongs = CPUSet.union(map(CPUSet.parse, named))
     try:
         runs = str(process.cpus_allowed())
@@ -474,10 +475,9 @@ def _row(now: Snapshot, process: ContainerProcess) -> ProcessRow:
     )
 
 
-def _native_request(pod: Pod, container: Container) -> str:
+def _native_request(pod: Pod, whole: int) -> str:
     """Describe a container's request to a CPU manager policy: its class, its whole CPUs."""
     qos = pod.orchestration and pod.orchestration.qos
-    whole = container.whole_cpus
     return ", ".join((*([qos.value] if qos else []), *([f"cpu {whole}"] if whole else [])))
 
 

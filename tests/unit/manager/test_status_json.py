@@ -24,7 +24,10 @@ OTHERS: tuple[object, ...] = (
     2**63,
     -(10**400),
 )
-NULLABLE = {"choice", "mixedCPUs", "cpuManager", "resourceUsedThresholdWithBE", "reserved"}
+NULLABLE = {
+    *("choice", "mixedCPUs", "cpuManager", "resourceUsedThresholdWithBE", "reserved"),
+    "systemPods",
+}
 """Of an object that may be there or not, null is as good as none."""
 OPTIONAL = {
     *("mixedCPUs", "cpuManager", "reserved", "refused", "sets", "sizes", "plugin_folders"),
@@ -41,6 +44,7 @@ OPTIONAL = {
         "choice",
     ),
     *("options", "topologyScope", "resourceUsedThresholdWithBE", "maxNoticeSeconds"),
+    *("eligible", "systemPods", "namespaces"),
 }
 """What earlier agents of this schema did not write, or what is as good as none."""
 
