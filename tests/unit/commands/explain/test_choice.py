@@ -193,7 +193,7 @@ def test_cpus_that_the_cpu_manager_policy_has_chosen(
 
     assert explain(file, node.status(web="0-1"), "web") == 0
     assert steps(capsys.readouterr().out)[:2] == [
-        "request: it requests 2 whole CPUs in a Guaranteed pod => 0-1",
+        "request: it requests 2 whole CPUs, with an equal limit, in a Burstable pod => 0-1",
         "cpuManager: the policy lowest has chosen them for the whole pod => 0-1",
     ]
 

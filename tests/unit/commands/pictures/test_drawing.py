@@ -14,10 +14,11 @@ from cpupool.commands.pictures.painting import Mark, Painting, paint_pools
 from cpupool.commands.shell import reasons
 from cpupool.core.assignments import Placement
 from cpupool.core.cgroups import Writer
-from cpupool.core.cpu_manager import CPUManager
+from cpupool.core.cpu_manager import CPUManager, SystemPods
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.pools import MixedCPUs, NodePools, Pool
 from cpupool.manager.report import ContainerStatus, NodeStatus, OwnChanges
+from cpupool.policies.view import DEFAULT, SYSTEM
 from tests.machines import MACHINES, Machine
 from tests.pictures import POOLS, TELCO, ids
 
@@ -260,6 +261,16 @@ class TestNodeStatus:
             words = out.getvalue().split()
             assert verdict in " ".join(words)
             assert "a/confined/c" in words
+
+    @pytest.mark.parametrize(("cpus", "shown"), [("2-3", "2-3"), ("", "none")])
+    def test_the_cpus_of_system_pods_are_said(self, cpus: str, shown: str) -> None:
+        system = SystemPods(("kube-system", "monitoring"), CPUSet.of(2, 3))
+        pools = NodePools.of(cpu_manager=CPUManager("static", 1, system_pods=system))
+        status = NodeStatus(pools, (), sets={DEFAULT: CPUSet.of(0), SYSTEM: CPUSet.parse(cpus)})
+        out = io.StringIO()
+        drawing.show(drawing.node_status(TELCO.topology(), status), out)
+
+        assert f"CPUs of system pods (kube-system, monitoring): {shown}.\n" in out.getvalue()
 
     def test_nothing_is_listed_when_all_is_well(self) -> None:
         status = NodeStatus(NodePools(), (container("a/good/c", wanted="2-3", found="2-3"),))
