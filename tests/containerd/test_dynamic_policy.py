@@ -131,6 +131,15 @@ def test_a_resize_that_cannot_be_is_an_error_of_the_runtime_and_changes_nothing(
     assert node_of.astray([owner]) == []
 
 
+def test_an_update_that_the_runtime_cannot_do_changes_nothing(node_of: Node, owner: Hosted) -> None:
+    before = cpus(node_of, owner), node_of.cri.status(owner.container).resources
+    with pytest.raises(grpc.RpcError, match=r"cpuset\.mems"):
+        shares(node_of, owner, SHARES, cpuset_mems=NOWHERE)
+    assert (cpus(node_of, owner), node_of.cri.status(owner.container).resources) == before
+    shares(node_of, owner, SHARES)
+    assert node_of.astray([owner]) == []
+
+
 def test_a_container_has_the_folder_that_tells_of_its_cpus(node_of: Node, owner: Hosted) -> None:
     own = str(cpus(node_of, owner))
     content = told(node_of, owner)
