@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Self
 
 from benchmarks.documents import table
 from cpupool.core.cpu_manager import CPUManager, Eligible, TopologyPolicy
@@ -90,11 +90,20 @@ class Cluster:
 
     Attributes:
         pools: the pool file of each node.
+        size_milli: the cpu that a node can give.
         nodes: the nodes with pods.
     """
 
     pools: NodePools
+    size_milli: int
     nodes: list[Filled] = field(default_factory=list)
+
+    @classmethod
+    def empty(cls, eligible: Eligible) -> Self:
+        """Return a cluster without pods."""
+        pools = NodePools.of(cpu_manager=replace(POLICY, eligible=eligible))
+        given = assignable(pools, MACHINE) or CPUSet()
+        return cls(pools, len(given) * MILLI_PER_CPU)
 
     def place(self, pod: Pod) -> None:
         """Admit a pod on the first node with room."""
@@ -102,8 +111,7 @@ class Cluster:
         found = next((each for each in self.nodes if each.free_milli >= milli), None)
         if found is None:
             node = SimulatedNode(MACHINE, self.pools, prefer, TopologyPolicy.NONE)
-            given = assignable(self.pools, MACHINE) or CPUSet()
-            found = Filled(node, len(given) * MILLI_PER_CPU)
+            found = Filled(node, self.size_milli)
             self.nodes.append(found)
         found.node.admit(pod, 0)
         found.free_milli -= milli
@@ -137,7 +145,7 @@ def trace(way: Way) -> str:
 
 def measured(way: Way) -> tuple[Way, Cluster, int]:
     """Place the pods of a way; return the milli-CPUs that they request, too."""
-    cluster = Cluster(NodePools.of(cpu_manager=replace(POLICY, eligible=way.eligible)))
+    cluster = Cluster.empty(way.eligible)
     pods = [event.pod for event in workload.read("trace", trace(way))]
     for pod in pods:
         cluster.place(pod)
