@@ -8,6 +8,7 @@ CPUs of their own are of dedicated cores, so that none is created without its pl
 from __future__ import annotations
 
 import signal
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,7 +22,7 @@ from cpupool.plugins import state_codec
 from cpupool.plugins.nic import BANDWIDTH
 from cpupool.qrm import answer_record
 from tests import dying
-from tests.processes import ForkedProcess, Process
+from tests.processes import Process
 from tests.scenarios.seeds.test_qos_resource_manager import (
     ALL,
     EXAMPLE_1,
@@ -114,11 +115,10 @@ class Play:
                 self.world.agent(*options, environment=fate, program=program, end=signal.SIGKILL)
             )
         folder = self.world.folder
-        process = ForkedProcess(
-            *("resource-plugin", name),
+        process = Process(
+            *("env", *(f"{key}={value}" for key, value in (fate or {}).items())),
+            *(sys.executable, "-W", "error", "-m", program, "resource-plugin", name),
             *("--host-root", folder, "--config", folder / "plugins/config.yaml"),
-            program=program,
-            environment=fate,
         )
         return stack.enter_context(process.collecting(signal.SIGKILL))
 
