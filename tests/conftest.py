@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests import folders, guard
+from tests import folders, forking, guard
 from tests.spreading import Spreading, in_order
 from tests.waiting import eventually
 
@@ -105,14 +105,24 @@ def lasting() -> Callable[[], AbstractSet[int]]:
 @pytest.fixture(autouse=True)
 def _no_process_is_left(lasting: Callable[[], AbstractSet[int]]) -> Iterator[None]:
     """Fail a test that leaves a process; what its module shares was there before."""
-    before = guard.children().keys()
+    before = _started().keys()
     yield
 
     def left() -> list[str]:
         allowed = before | lasting()
-        return [line for pid, line in guard.children().items() if pid not in allowed]
+        return [line for pid, line in _started().items() if pid not in allowed]
 
     eventually(lambda: not left(), lambda: f"the end of {left()}")
+
+
+def _started() -> dict[int, str]:
+    """Return the processes that tests have started; that which forks some of them lasts."""
+    found = guard.children()
+    forks = forking.server_pid()
+    if forks in found:
+        del found[forks]
+        found |= guard.children_of(forks)
+    return found
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -11,7 +11,7 @@ from io import StringIO
 from typing import TYPE_CHECKING, Any
 
 from cpupool import cli
-from cpupool.commands.demo import command
+from cpupool.commands.demo import command, live
 from cpupool.commands.demo.live import LiveNode
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import CPUSetParseError
@@ -68,7 +68,7 @@ class Demos:
                 super().__init__(where, place, settings, labels, written.sys, **others)
 
         patch.setattr(command, "open_machine", lambda _: written.topology())
-        patch.setattr(command, "LiveNode", Node)
+        patch.setattr(live, "LiveNode", Node)
         patch.setattr(command, "DemoPlugins", Plugins)
         patch.setattr(cgroups, "opened", opened)
         patch.setattr(ContainerProcess, "cpus_allowed", runs_on)

@@ -48,12 +48,17 @@ def unmarked() -> dict[str, str]:
 
 def children() -> dict[int, str]:
     """Return this process's children and their commands, also those that no process waited for."""
-    found = dict[int, str]()
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
-        return found  # it has none, as after most tests
-    for task in Path("/proc/self/task").iterdir():
+        return {}  # it has none, as after most tests
+    return children_of("self")
+
+
+def children_of(pid: int | str) -> dict[int, str]:
+    """Return a process's children and their commands."""
+    found = dict[int, str]()
+    for task in Path(f"/proc/{pid}/task").iterdir():
         with suppress(FileNotFoundError):  # the thread has ended
             for child in (task / "children").read_text().split():
                 found[int(child)] = _command(child)

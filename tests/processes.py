@@ -8,10 +8,11 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Self
 
+from tests.forking import Forked
 from tests.waiting import DEADLINE_S, eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from os import PathLike
 
 
@@ -52,3 +53,22 @@ class Process:
     @property
     def log(self) -> str:
         return "".join(self.lines)
+
+
+class ForkedProcess(Process):
+    """A command of cpupool that has been started, without the time that imports take.
+
+    Args:
+        arguments: those of the command line.
+        program: the module that is run.
+        environment: more variables.
+    """
+
+    def __init__(
+        self,
+        *arguments: str | PathLike[str],
+        program: str = "cpupool",
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.process = Forked(program, arguments, environment)
+        self.lines = []

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from cpupool.core.assignments import Placement, Step
 from cpupool.core.cgroups import Writer
-from cpupool.core.cpu_manager import CPUManager, StaticOptions, Suppression
+from cpupool.core.cpu_manager import (
+    CPUManager,
+    Eligible,
+    StaticOptions,
+    Suppression,
+    SystemPods,
+)
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.grants import PastResize
 from cpupool.core.names import KUBELET_CPUS, POLICY_CPUS
@@ -69,7 +75,8 @@ STATUS = NodeStatus(
         mixed=MixedCPUs("shared_b", 7),
         cpu_manager=CPUManager(
             "static", 2, StaticOptions(full_pcpus_only=True), suppression=Suppression(),
-            max_notice_s=30,
+            max_notice_s=30, eligible=Eligible.CONTAINER,
+            system_pods=SystemPods(("kube-system", "monitoring"), CPUSet.of(1)),
         ),
     ),
     (

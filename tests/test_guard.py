@@ -19,6 +19,12 @@ import subprocess
 def test():
     subprocess.Popen(["sleep", "1000"]).returncode = 0
 """
+LEAVES_A_FORKED_PROCESS = """
+from tests.forking import Forked
+
+def test():
+    Forked("timeit", ["-n1", "import time; time.sleep(1000)"]).stderr.close()
+"""
 LEAVES_A_THREAD = """
 import threading
 
@@ -77,6 +83,7 @@ def test_a_child_can_be_interrupted_where_the_run_is_in_the_background() -> None
     ("text", "left"),
     [
         pytest.param(LEAVES_A_PROCESS, "the end of ['sleep 1000 ']", id="process"),
+        pytest.param(LEAVES_A_FORKED_PROCESS, f"the end of ['{sys.executable}", id="forked"),
         pytest.param(LEAVES_A_THREAD, "the end of {<Thread(Thread-", id="thread"),
     ],
 )

@@ -121,7 +121,7 @@ def _needs(pools: NodePools, topology: CPUTopology, usual_milli: int) -> Kubelet
     if assignable is None:
         return KubeletNeeds.of(pools, topology, usual_milli)
     needs = KubeletNeeds.of(pools, topology, 0, assignable)
-    reserved = needs.default - needs.given
+    reserved = needs.reserved
     if usual_milli > len(reserved) * MILLI_PER_CPU:
         raise UsageError(
             f"--reserve {as_quantity(usual_milli)} is more than the {len(reserved)} CPUs"
@@ -162,9 +162,17 @@ def _settings(needs: KubeletNeeds, name: str) -> str:
         return _static_settings(needs, name)
     amount, left = as_quantity(needs.reserved_milli), as_quantity(needs.schedulable_milli)
     usual = f", and {as_quantity(needs.usual_milli)} for daemons" if needs.usual_milli else ""
+    also = ""
     given = "the default pool has for pods"
     if needs.chooses:
-        usual = f", and the {len(needs.default - needs.given)} that {CPU_MANAGER} reserves"
+        usual = f", and the {len(needs.reserved)} that {CPU_MANAGER} reserves"
+        if needs.system:
+            usual = f", the {len(needs.reserved)} that {CPU_MANAGER} reserves,"
+            usual += f"\n# and the {len(needs.system)} of system pods"
+            also = (
+                "\n# The scheduler counts the requests of system pods, too, although these use none"
+                "\n# of this cpu."
+            )
         given = "the CPU manager can give"
     listed = len(needs.reserved_cpus)
     instead = len(needs.online) - listed
@@ -180,7 +188,7 @@ cpuManagerPolicy: {NONE}
 
 # The CPUs outside the default pool{usual}. The scheduler
 # then counts {left} cpu for this node: what {given}.
-# The kubelet also subtracts the cpu in kubeReserved, if any.
+# The kubelet also subtracts the cpu in kubeReserved, if any.{also}
 systemReserved:
   cpu: "{amount}"
 

@@ -7,34 +7,42 @@ policy `none` takes no options, and the policy `static` needs reserved CPUs (pol
 
 from __future__ import annotations
 
+import re
 from math import ceil
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
-from cpupool.config.document import Table, Text
+from cpupool.config.document import Listing, Table, Text
 from cpupool.config.reader import WHOLE_NUMBER, entries
 from cpupool.core import default_pool, quantity, withheld
 from cpupool.core.cpu_manager import (
     CPU_MANAGER,
+    CPUS,
+    ELIGIBLE,
     ENABLE,
     MAX_NOTICE,
     MIN_PERCENT,
     MOST_NOTICE_S,
+    NAMESPACES,
     NONE,
     ON_MISFIT,
     OPTIONS,
     POLICY,
     RESERVED,
     SUPPRESSION,
+    SYSTEM_CPUS,
+    SYSTEM_PODS,
     THRESHOLD_PERCENT,
     TOPOLOGY_POLICY,
     TOPOLOGY_SCOPE,
     TRUTH_VALUES,
     USUAL_NOTICE_S,
     CPUManager,
+    Eligible,
     Misfit,
     Scope,
     StaticOptions,
     Suppression,
+    SystemPods,
     TopologyPolicy,
     notice_seconds,
 )
@@ -62,10 +70,15 @@ _KEYS: Final = (
     ON_MISFIT,
     SUPPRESSION,
     MAX_NOTICE,
+    ELIGIBLE,
+    SYSTEM_PODS,
 )
 _TOPOLOGY_POLICIES: Final = {policy.value: policy for policy in TopologyPolicy}
 _SCOPES: Final = {scope.value: scope for scope in Scope}
 _MISFITS: Final = {misfit.value: misfit for misfit in Misfit}
+_ELIGIBLE: Final = {eligible.value: eligible for eligible in Eligible}
+_SYSTEM_PODS: Final = (NAMESPACES, CPUS)
+_NAMESPACE: Final = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?", re.ASCII)
 _SUPPRESSION: Final = (ENABLE, THRESHOLD_PERCENT, MIN_PERCENT)
 _PERCENT: Final = {str(percent): percent for percent in range(101)}
 _CPU: Final = "cpu"
@@ -123,6 +136,8 @@ def read(
         suppression=_suppression(reader, table.get(SUPPRESSION)),
         topology_scope=reader.choice(table.get(TOPOLOGY_SCOPE), _SCOPES, Scope.CONTAINER),
         max_notice_s=_max_notice(reader, table.get(MAX_NOTICE)),
+        eligible=reader.choice(table.get(ELIGIBLE), _ELIGIBLE, Eligible.POD),
+        system_pods=_system_pods(reader, table.get(SYSTEM_PODS)),
         installed=None if policy in BUILT_IN or isinstance(found, Unusable) else found,
     )
     if isinstance(found, Unusable):
@@ -160,6 +175,7 @@ def validate(pools: NodePools, topology: CPUTopology | None) -> Iterator[Problem
     if manager.chooses:
         yield from manager.options.contradictions(manager.topology_policy)
         yield from _wrongly_reserved(pools, topology)
+        yield from _wrong_for_system_pods(pools, topology)
 
 
 def _refuse_strange_settings(
@@ -281,6 +297,34 @@ def _percent(reader: Reader, value: Value, absent: int) -> int:
     return _PERCENT.get(text.text, absent)
 
 
+def _system_pods(reader: Reader, value: Value) -> SystemPods:
+    """Read which pods run on which CPUs where nobody else runs; no pods for a null."""
+    table = reader.table(value, _SYSTEM_PODS)
+    if table is None or not table.entries:
+        return SystemPods()
+    names = tuple(dict.fromkeys(_namespaces(reader, table.get(NAMESPACES))))
+    cpus = reader.cpus(table.get(CPUS))
+    if cpus is not None and not cpus:
+        what = "system pods need a CPU"
+        reader.refuse(table.get(CPUS), what, f"write CPUs of the default pool, or no {SYSTEM_PODS}")
+    return SystemPods(names, cpus or CPUSet())
+
+
+def _namespaces(reader: Reader, value: Value) -> Iterator[str]:
+    if not isinstance(value, Listing) or not value.items:
+        what = "this must be a list with a namespace"
+        reader.refuse(value, what, "write the namespaces of the pods, as [kube-system]")
+        return
+    for each in value.items:
+        text = reader.text(each)
+        if text and _NAMESPACE.fullmatch(text.text):
+            yield text.text
+        elif text:
+            what = f"{text.text[:63]!r} is not the name of a namespace"
+            remedy = "use up to 63 lower-case letters, digits and -, and no - at the ends"
+            reader.refuse(each, what, remedy)
+
+
 def _max_notice(reader: Reader, value: Value) -> int:
     text = reader.text(value)
     if text is None or not text.text:
@@ -319,17 +363,25 @@ def _wrongly_reserved(pools: NodePools, topology: CPUTopology | None) -> Iterato
     if default is None:
         return
     # A container cannot own an offline CPU, and only an online one serves those that share.
-    running = default & topology.online if topology else default
+    online = default & topology.online if topology else default
+    system = default & pools.cpu_manager.system_pods.cpus
+    running = online - system
     there = reserved & running if isinstance(reserved, CPUSet) else CPUSet()
     count = reserved if isinstance(reserved, int) else len(there)
     if count >= len(running):
-        which = "CPUs" if running == default else "online CPUs"
+        which = "CPUs" if online == default else "online CPUs"
+        beside = f" beside {SYSTEM_PODS}" if system else ""
         yield _problem(
-            f"{count} of the {len(running)} {which} of the default pool are reserved, so no"
+            f"{count} of the {len(running)} {which} of the default pool{beside} are reserved, so no"
             " container can own a CPU",
             "reserve fewer CPUs, or add CPUs to the default pool",
         )
-    elif topology and isinstance(reserved, CPUSet) and not there and reserved & topology.present:
+    elif (
+        topology
+        and isinstance(reserved, CPUSet)
+        and reserved.isdisjoint(online)
+        and reserved & topology.present
+    ):
         yield _problem(
             f"the reserved {withheld.why(reserved, topology.withheld)}",
             f"{withheld.remedy(reserved, topology.withheld)}, or reserve other CPUs",
@@ -337,8 +389,28 @@ def _wrongly_reserved(pools: NodePools, topology: CPUTopology | None) -> Iterato
         )
 
 
+def _wrong_for_system_pods(pools: NodePools, topology: CPUTopology | None) -> Iterator[Problem]:
+    manager = pools.cpu_manager
+    cpus, reserved = manager.system_pods.cpus, manager.reserved
+    default = _default_cpus(pools, topology)
+    if strange := _strange(cpus, default, pools):
+        others = "" if default is None else f", which are {default}"
+        what = f"CPUs {strange} are not among the default pool's CPUs{others}"
+        yield _problem(what, "name other CPUs, or add these to the default pool", path=SYSTEM_CPUS)
+    elif isinstance(reserved, CPUSet) and (both := cpus & reserved):
+        what = f"CPUs {both} are reserved, too, and nobody but system pods runs on theirs"
+        yield _problem(what, f"name other CPUs, here or in {RESERVED}", path=SYSTEM_CPUS)
+    elif topology and cpus & topology.present and cpus.isdisjoint(topology.online):
+        yield _problem(
+            f"the {withheld.why(cpus, topology.withheld)}: system pods share the default pool",
+            f"{withheld.remedy(cpus, topology.withheld)}, or name other CPUs",
+            Severity.WARNING,
+            path=SYSTEM_CPUS,
+        )
+
+
 def _strange(reserved: CPUSet, default: CPUSet | None, pools: NodePools) -> CPUSet:
-    """Return the reserved CPUs that are not the default pool's, as far as this is known."""
+    """Return those of some CPUs that are not the default pool's, as far as this is known."""
     if default is not None:
         return reserved - default
     return reserved & CPUSet.union(pool.cpus for pool in pools if pool.kind is not PoolKind.DEFAULT)
@@ -352,6 +424,12 @@ def _default_cpus(pools: NodePools, topology: CPUTopology | None) -> CPUSet | No
     return configured[0].cpus if configured and configured[0].open_from is None else None
 
 
-def _problem(what: str, remedy: str, severity: Severity = Severity.ERROR) -> Problem:
+def _problem(
+    what: str,
+    remedy: str,
+    severity: Severity = Severity.ERROR,
+    *,
+    path: str = f"{CPU_MANAGER}.{RESERVED}",
+) -> Problem:
     # Without CPUs: the manager bars the CPUs of a problem that appears on a changed machine.
-    return Problem(what, remedy, severity, path=f"{CPU_MANAGER}.{RESERVED}")
+    return Problem(what, remedy, severity, path=path)

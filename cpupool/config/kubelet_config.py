@@ -270,7 +270,7 @@ def _topology_manager(config: KubeletConfig, needs: KubeletNeeds) -> Iterator[Pr
 
 def _spelled(needs: KubeletNeeds) -> str:
     outside = len(needs.online - needs.default)
-    kept = f"; the CPU manager reserves {needs.default - needs.given}"
+    kept = f"; the CPU manager {needs.kept}"
     usual = f", and {as_quantity(needs.usual_milli)} is for daemons" if needs.usual_milli else ""
     return (
         f"{outside} of {len(needs.online)} CPUs are outside the default pool"

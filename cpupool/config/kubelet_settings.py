@@ -130,8 +130,7 @@ class KubeletConfig:
             f" {len(needs.default)} CPUs"
         )
         if needs.chooses:
-            reserved = needs.default - needs.given
-            described += f"; the CPU manager gives out {len(needs.given)} and reserves {reserved}"
+            described += f"; the CPU manager gives out {len(needs.given)} and {needs.kept}"
         return described
 
     def excerpt(self) -> dict[str, object]:
@@ -167,6 +166,7 @@ class KubeletNeeds:
         spanning: exclusive pool → its NUMA nodes, for pools on more than one.
         node_count: the machine's NUMA nodes.
         static: the kubelet's CPU manager may be static.
+        system: the CPUs of the default pool that only system pods use.
     """
 
     online: CPUSet
@@ -177,6 +177,7 @@ class KubeletNeeds:
     spanning: Mapping[str, tuple[int, ...]]
     node_count: int
     static: bool
+    system: CPUSet = field(default_factory=CPUSet)
 
     @classmethod
     def of(
@@ -209,7 +210,19 @@ class KubeletNeeds:
             spanning={name: listed for name, listed in nodes.items() if len(listed) > 1},
             node_count=len(topology.nodes),
             static=suits_static_kubelet(pools),
+            system=default & pools.cpu_manager.system_pods.cpus,
         )
+
+    @property
+    def reserved(self) -> CPUSet:
+        """The CPUs of the default pool that the CPU manager policy gives to no container."""
+        return self.default - self.given - self.system
+
+    @property
+    def kept(self) -> str:
+        """What becomes of the CPUs that the policy gives to no container."""
+        system = f" and keeps {self.system} for system pods" if self.system else ""
+        return f"reserves {self.reserved}{system}"
 
     @property
     def reserved_milli(self) -> int:

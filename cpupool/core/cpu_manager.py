@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 from dataclasses import asdict, dataclass, field, fields
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import Problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-
-    from cpupool.core.cpuset import CPUSet
 
 CPU_MANAGER: Final = "cpuManager"
 """The key of the pool file; the keys below it follow."""
@@ -28,6 +27,12 @@ THRESHOLD_PERCENT: Final = "cpuSuppressThresholdPercent"
 MIN_PERCENT: Final = "cpuSuppressMinPercent"
 """The suppression and its keys have the names of a NodeSLO."""
 MAX_NOTICE: Final = "maxNoticeSeconds"
+ELIGIBLE: Final = "eligible"
+SYSTEM_PODS: Final = "systemPods"
+NAMESPACES: Final = "namespaces"
+CPUS: Final = "cpus"
+SYSTEM_CPUS: Final = f"{CPU_MANAGER}.{SYSTEM_PODS}.{CPUS}"
+"""The path of the CPUs of system pods in the pool file."""
 
 NONE: Final = "none"
 STATIC: Final = "static"
@@ -98,6 +103,50 @@ class Misfit(Enum):
     """Its containers start on the shared CPUs, and move to their own CPUs once these are free."""
     FAIL = "fail"
     """Its containers are not created, and the agent sets the pod's phase to Failed."""
+
+
+class RequestsCPU(Protocol):
+    """A container with a native cpu request; the attributes are those of `workloads.Container`."""
+
+    @property
+    def whole_cpus(self) -> int:
+        """Its whole request in a Guaranteed pod."""
+        ...
+
+    @property
+    def equal_cpus(self) -> int:
+        """Its whole request with an equal limit, in any pod."""
+        ...
+
+
+class Eligible(Enum):
+    """The containers that get CPUs of their own for a whole cpu request with an equal limit."""
+
+    POD = "pod"
+    """Those of Guaranteed pods, as in the kubelet."""
+    CONTAINER = "container"
+    """All of them, whatever the other containers of the pod request."""
+
+    def cpus(self, container: RequestsCPU) -> int:
+        """Return how many CPUs of its own a container gets for its native request; 0 for none."""
+        alone = container.equal_cpus if self is Eligible.CONTAINER else 0
+        return container.whole_cpus or alone
+
+
+@dataclass(frozen=True, slots=True)
+class SystemPods:
+    """The pods of some namespaces, which run on CPUs where nobody else runs.
+
+    Attributes:
+        namespaces: the namespaces; none if no pod is a system pod.
+        cpus: the CPUs, of the default pool.
+    """
+
+    namespaces: tuple[str, ...] = ()
+    cpus: CPUSet = field(default_factory=CPUSet)
+
+    def __str__(self) -> str:
+        return f"CPUs {self.cpus} for {', '.join(self.namespaces)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +241,8 @@ class CPUManager:
         topology_scope: whether the NUMA nodes are those of a container, or of a whole pod.
         max_notice_s: the longest notice, in seconds, before a running container loses CPUs; a pod
             that names none has this one.
+        eligible: which containers get CPUs of their own.
+        system_pods: the pods that run on CPUs where nobody else runs.
         installed: the class of a policy that is not built in, of a package; else None. It follows
             from the name.
     """
@@ -205,6 +256,8 @@ class CPUManager:
     suppression: Suppression | None = None
     topology_scope: Scope = Scope.CONTAINER
     max_notice_s: int = USUAL_NOTICE_S
+    eligible: Eligible = Eligible.POD
+    system_pods: SystemPods = field(default_factory=SystemPods)
     installed: type[object] | None = field(default=None, compare=False)
 
     @property
@@ -234,11 +287,13 @@ class CPUManager:
             ON_MISFIT: self.on_misfit.value,
             SUPPRESSION: str(self.suppression or _OFF),
             MAX_NOTICE: str(self.max_notice_s),
+            ELIGIBLE: self.eligible.value,
+            SYSTEM_PODS: str(self.system_pods) if self.system_pods.cpus else _OFF,
         }
 
     def written(self) -> dict[str, Any]:
         """Return the configuration as JSON values: key of the pool file → value."""
-        reserved = self.reserved
+        reserved, system = self.reserved, self.system_pods
         return {
             POLICY: self.policy,
             RESERVED: reserved if isinstance(reserved, int) else reserved and str(reserved),
@@ -248,6 +303,8 @@ class CPUManager:
             ON_MISFIT: self.on_misfit.value,
             SUPPRESSION: self.suppression and asdict(self.suppression),
             MAX_NOTICE: self.max_notice_s,
+            ELIGIBLE: self.eligible.value,
+            SYSTEM_PODS: {NAMESPACES: list(system.namespaces), CPUS: str(system.cpus)},
             "declared": self.declared,
         }
 

@@ -131,6 +131,15 @@ class Requirements:
         cpus, part = divmod(self.request_milli, MILLI_PER_CPU)
         return 0 if part else cpus
 
+    @property
+    def equal_cpus(self) -> int:
+        """The whole number of CPUs to which a container is limited, and which it requests; or 0.
+
+        Raises:
+            QuantityError: an amount is no quantity.
+        """
+        return self.whole_cpus if self.limit_milli == self.request_milli else 0
+
 
 def is_name(resource: str) -> bool:
     """Return whether a text can name a plugin's resource, as `NIC` or `example.com/nic`."""

@@ -16,6 +16,7 @@ from cpupool.core.orchestration import NodeRules
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from cpupool.core.cpu_manager import SystemPods
     from cpupool.core.orchestration import Orchestration
     from cpupool.core.requests import Resource
 
@@ -106,6 +107,8 @@ class Container:
         limit_milli: its native cpu limit; None for no limit.
         whole_cpus: how many exclusive CPUs the kubelet's static CPU manager, where it is on, gives
             the container: its native request in a Guaranteed pod, if that is a whole number.
+        equal_cpus: its native request in a pod of any class, if that is a whole number and its
+            limit is equal; 0 as above in a pod with resources of its own.
         balanced: whether the scheduler may balance load over its CPUs; false where its pod
             switches that off.
         lasting: the names of the resources that it holds alone while its pod runs, if they lie on
@@ -122,6 +125,7 @@ class Container:
     request_milli: int = 0
     limit_milli: int | None = None
     whole_cpus: int = 0
+    equal_cpus: int = 0
     balanced: bool = True
     lasting: frozenset[str] = frozenset()
     quantities: Mapping[str, float] = field(default_factory=dict)
@@ -205,6 +209,19 @@ class Pod:
     def essential(self) -> bool:
         """Whether the node may need the pod to work, so that its containers start in any case."""
         return self.node_critical or self.cgroup_uid != self.uid
+
+    @property
+    def static(self) -> bool:
+        """Whether the kubelet has it from a file: then its id is a hash, and not a UUID.
+
+        Without the API server's mirror only the form of the id tells.
+        """
+        return self.cgroup_uid != self.uid or (self.qos is None and self.uid.isalnum())
+
+    def is_one_of(self, system: SystemPods) -> bool:
+        """Return whether it is a system pod: none that requests a pool, and no static pod."""
+        pools = (container.requests for container in self.containers)
+        return self.namespace in system.namespaces and not (self.static or any(pools))
 
 
 def pod_request_milli(

@@ -123,10 +123,12 @@ def _may_pass(topology: CPUTopology) -> bool:
 def _back(resolution: Resolution, placed: PlacedContainer) -> str:
     """Return the remedy for a container whose CPUs are offline or withheld."""
     view, uid = resolution.view, placed.pod.cgroup_uid
+    parts, system = view.topology.withheld, view.pools.cpu_manager.system_pods
+    if placed.pod.is_one_of(system):
+        return f"{withheld.remedy(system.cpus, parts)}, or name others"
     own = (grant.cpus for grant in resolution.grants.of(PodOwner(uid)).values())
     pools = (view.pools.behind(resource) for resource in placed.container.requests)
     cpus = CPUSet.union((*own, *(pool.cpus for pool in pools if pool))) - view.topology.online
-    parts = view.topology.withheld
     if cpus.isdisjoint(withheld.all_of(parts)):
         return remedy(Cause.OFFLINE)
     return f"{withheld.remedy(cpus, parts)}, or create the pod again"
@@ -316,14 +318,14 @@ def _about_pools_alone(resolution: Resolution, placed: PlacedContainer) -> Itera
     """Yield that a container with pools gets no CPUs for its whole cpu request."""
     manager, container = resolution.view.pools.cpu_manager, placed.container
     pools = [pool for pool in container.requests if pool.kind is not ResourceKind.ADDITIONAL]
-    if manager.chooses and container.whole_cpus and pools:
+    if manager.chooses and pools and (whole := manager.eligible.cpus(container)):
         yield Notice(
             "CPURequestOfPoolsOnly",
             "container gets CPUs of its pools only",
             placed.pod,
             container.name,
             f"it requests {' and '.join(pools)}, so that the CPU manager policy {manager.policy}"
-            f" gives it none for its cpu request of {container.whole_cpus}",
+            f" gives it none for its cpu request of {whole}",
             "request either pools or whole CPUs in a container",
         )
 

@@ -246,7 +246,7 @@ def _pod(top: Field, names: Names) -> Pod:
     qos = _qos(status["qosClass"]) or resources.qos
     # The kubelet gives no CPUs of their own to containers of a pod with resources of its own
     # (KEP-2837; the gate PodLevelResourceManagers is off by default).
-    owns = qos is QoSClass.GUARANTEED and not (pod_level.requests or pod_level.limits)
+    owns = not (pod_level.requests or pod_level.limits)
     orchestrated = pod_annotations.of_pod(
         metadata["labels"].texts(),
         annotations.texts(),
@@ -348,6 +348,7 @@ def _containers(
         if name in seen:
             raise found["name"].error(f"{name!r} is the name of two containers")
         seen.add(name)
+        can_own = owns and kind is not ContainerKind.EPHEMERAL
         yield Container(
             name,
             kind,
@@ -355,7 +356,8 @@ def _containers(
             ids.get(name),
             request_milli=needs.request_milli,
             limit_milli=needs.limit_milli,
-            whole_cpus=needs.whole_cpus if owns and kind is not ContainerKind.EPHEMERAL else 0,
+            whole_cpus=needs.whole_cpus if can_own and guaranteed else 0,
+            equal_cpus=needs.equal_cpus if can_own else 0,
             balanced=not _unbalanced(annotations, name, names),
             lasting=_lasting(kind, found["resources"], needs, guaranteed=guaranteed),
         )

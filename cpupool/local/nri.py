@@ -172,7 +172,7 @@ class NRIServer:
             if not self.updated(update) and update.container_id == identifier:
                 cpus = update.linux.resources.cpu.cpus
                 raise HostError(f"CPUs {cpus} of container {container.name} cannot be set")
-        container.linux.resources.cpu.shares.CopyFrom(resources.cpu.shares)
+        container.linux.resources.cpu.MergeFrom(resources.cpu)
 
     def removed(self, container: nri_pb2.Container) -> None:
         """Tell the plugin that a container has gone before its start."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Self
 
 from cpupool.api import nri_pb2
+from cpupool.core.bandwidth import PERIOD_US
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import HostError
 from cpupool.core.pools import MILLI_PER_CPU
@@ -139,7 +140,7 @@ class EmbeddedRuntime:
                 mount.destination: self._folder / mount.source.lstrip("/")
                 for mount in answer.adjust.mounts
             }
-            described.linux.resources.cpu.cpus = adjusted.resources.cpu.cpus
+            described.linux.resources.cpu.MergeFrom(adjusted.resources.cpu)
             described.annotations.update(answer.adjust.annotations)
         with ExitStack() as undo:
             if self._nri and described:
@@ -177,7 +178,7 @@ class EmbeddedRuntime:
     def update(self, instance: Instance, container: Container) -> None:
         """Give a running container the cpu that it requests now.
 
-        The shares go to the NRI plugin, which may answer with CPUs; the small runtime only takes
+        The numbers go to the NRI plugin, which may answer with CPUs; the small runtime only takes
         note of them.
 
         Raises:
@@ -185,9 +186,7 @@ class EmbeddedRuntime:
             HostError: the container's CPUs cannot be set.
         """
         if self._nri:
-            resources = nri_pb2.LinuxResources()
-            resources.cpu.shares.value = _shares(container)
-            self._nri.update(instance.id, resources)
+            self._nri.update(instance.id, nri_pb2.LinuxResources(cpu=_cpu(container)))
 
     def stop(self, instance: Instance) -> None:
         """End a container and remove its cgroup."""
@@ -273,11 +272,17 @@ def _described(
         annotations=annotations,
         env=[f"{name}={value}" for name, value in environment.items()],
     )
-    described.linux.resources.cpu.shares.value = _shares(container)
+    described.linux.resources.cpu.CopyFrom(_cpu(container))
     if pod.qos is QoSClass.GUARANTEED:
         described.linux.oom_score_adj.value = _GUARANTEED_OOM_SCORE_ADJ
     return described
 
 
-def _shares(container: Container) -> int:
-    return container.request_milli * _SHARES_PER_CPU // MILLI_PER_CPU
+def _cpu(container: Container) -> nri_pb2.LinuxCPU:
+    """Return the kubelet's numbers for a container's cpu: without a limit there is no quota."""
+    cpu = nri_pb2.LinuxCPU()
+    cpu.shares.value = container.request_milli * _SHARES_PER_CPU // MILLI_PER_CPU
+    cpu.period.value = PERIOD_US
+    if container.limit_milli is not None:
+        cpu.quota.value = container.limit_milli * PERIOD_US // MILLI_PER_CPU
+    return cpu

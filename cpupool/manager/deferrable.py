@@ -37,13 +37,15 @@ def shares(now: Snapshot, pod: Pod) -> bool:
         pod: the pod as it is listed.
     """
     facts, grants = now.facts, now.resolution.grants
+    eligible = facts.pools.cpu_manager.eligible
     return (
         _knows_all(facts)
         and pod.qos is not None
         and pod.cgroup_uid == pod.uid
         and pod.orchestration is None
         and not any(
-            container.whole_cpus or any(resource.kind.exclusive for resource in container.requests)
+            eligible.cpus(container)
+            or any(resource.kind.exclusive for resource in container.requests)
             for container in pod.containers
         )
         and not grants.of(PodOwner(pod.cgroup_uid))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from cpupool.core.assignments import Cause
 from cpupool.core.cgroups import POD_ITSELF
+from cpupool.core.cpu_manager import Eligible
 from cpupool.core.pod_resources import CPU
 from cpupool.core.workloads import ContainerID, QoSClass
 from cpupool.manager import (
@@ -268,7 +269,11 @@ def _may_own(now: Snapshot, placed: PlacedContainer) -> bool:
     guaranteed = pod.qos is QoSClass.GUARANTEED and any(
         map(served_requests.outside_pools, pod.containers)
     )
-    chosen = guaranteed or pod.orchestration or requests or served_requests.countable(pod)
+    eligible = now.facts.pools.cpu_manager.eligible
+    limited = eligible is Eligible.CONTAINER and any(each.limit_milli for each in pod.containers)
+    chosen = (
+        guaranteed or limited or pod.orchestration or requests or served_requests.countable(pod)
+    )
     return (
         bool(chosen)
         or pod.description.awaits_all

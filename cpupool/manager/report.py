@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from cpupool.core import default_pool, devices
 from cpupool.core.assignments import Cause, Placement
 from cpupool.core.cgroups import POD_ITSELF, Writer
+from cpupool.core.cpu_manager import Eligible
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.devices import AllocatedDevices
 from cpupool.core.grants import WHOLE_POD
@@ -19,7 +20,7 @@ from cpupool.core.workloads import ContainerID, ContainerRef
 from cpupool.manager import by_plugins, ownership, planning, served_requests
 from cpupool.manager.usage import usage
 from cpupool.policies.base import Choice
-from cpupool.policies.view import BEST_EFFORT, DEFAULT, NodeView, Size
+from cpupool.policies.view import OF_POLICY, NodeView, Size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -40,7 +41,6 @@ _NIC_NAME = "nic_name"
 """The annotation of an answer that names a NIC, in the domain of any plugin."""
 _LONGEST_NIC = 15
 """Characters of an interface's name (IFNAMSIZ); the text of a plugin may be longer."""
-_SETS = (DEFAULT, BEST_EFFORT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +265,8 @@ class NodeStatus:
         blocked: CPUs that no container may have because two pools share their core.
         reserved: the CPUs of the default pool that the CPU manager policy gives to no container.
         refused: the pods that the policy could not serve.
-        sets: shared set of the policy → its CPUs now; best-effort pods may have a set of their own.
+        sets: shared set of the policy → its CPUs now; best-effort pods and system pods may have
+            sets of their own.
         sizes: shared set → how many CPUs the load leaves to it.
         plugin_folders: where plugins for resources register; none if the agent asks none.
         plugins: their sockets.
@@ -351,7 +352,7 @@ def describe(
         facts.blocked - resolution.grants.cpus,
         _reserved(facts),
         tuple(_refused(resolution)),
-        {name: cpus for name, cpus in resolution.view.extents.items() if name in _SETS},
+        {name: cpus for name, cpus in resolution.view.extents.items() if name in OF_POLICY},
         facts.sizes,
         plugins.folders,
         plugins.plugins,
@@ -367,7 +368,7 @@ def _reserved(facts: NodeFacts) -> CPUSet:
         return CPUSet()
     cpus = default_pool.declared(facts.pools, facts.topology)
     idle = NodeView(facts.topology, facts.pools, cpus)
-    return idle.free - facts.policy.available(idle)
+    return idle.free - facts.policy.available(idle) - facts.pools.cpu_manager.system_pods.cpus
 
 
 def _refused(resolution: Resolution) -> Iterator[RefusedPod]:
@@ -475,7 +476,7 @@ def _own(resolution: Resolution, placed: PlacedContainer) -> PoolShare | None:
     reused = (other for other in others if parts.get(other, CPUSet()) & given)
     return PoolShare(
         pool=POLICY_CPUS,
-        requested=placed.container.whole_cpus or pod.whole_cpus,
+        requested=Eligible.CONTAINER.cpus(placed.container) or pod.whole_cpus,
         devices=0,
         given=given,
         siblings=CPUSet(),

@@ -33,7 +33,7 @@ from cpupool.core.workloads import ContainerRef
 from cpupool.manager import choosing, ownership, placing, served_requests, sightings
 from cpupool.manager.choosing import Choices
 from cpupool.manager.placing import Inputs, Reads, Unchanged
-from cpupool.policies.view import BEST_EFFORT, DEFAULT
+from cpupool.policies.view import OF_POLICY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -103,8 +103,8 @@ class Resolution:
     @property
     def shared(self) -> Mapping[str, CPUSet]:
         """Shared pool → the CPUs of a container that starts now, offline CPUs included."""
-        alone = {DEFAULT, BEST_EFFORT}
-        return {name: cpus for name, cpus in self.view.extents.items() if name not in alone}
+        extents = self.view.extents.items()
+        return {name: cpus for name, cpus in extents if name not in OF_POLICY}
 
     def held_elsewhere(self, resource: Resource) -> CPUSet:
         """Return the CPUs that containers hold through other resources."""
@@ -129,7 +129,11 @@ class Resolution:
         own = self.view.chosen.get(pod.cgroup_uid)
         if own and (together := own.parts.get(WHOLE_POD, _NO_CPUS) & self.online):
             return CPUAssignment(Placement.POLICY, exclusive=together)
-        return self.view.default
+        return self._shared(pod)
+
+    def _shared(self, pod: Pod) -> CPUAssignment:
+        """Return the CPUs of a pod's sandbox, unless the pod owns CPUs as a whole."""
+        return self.inputs.node.policy.shared(self.view, pod)
 
     def _itself(self, pod: Pod) -> CPUAssignment:
         """Return the CPUs of all containers of a pod, also of one that starts next.
@@ -141,7 +145,7 @@ class Resolution:
         requested = {resource for container in pod.containers for resource in container.requests}
         room = CPUSet.union(
             (
-                self.view.default.default,
+                self._shared(pod).default,
                 *(grant.cpus for grant in self.grants.of(PodOwner(pod.cgroup_uid)).values()),
                 *(cpus for pool, cpus in self.shared.items() if pool in requested),
                 *(

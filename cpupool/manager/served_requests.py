@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from cpupool.config.pool_rules import suits_static_kubelet
+from cpupool.core.cpu_manager import Eligible
 from cpupool.core.grants import WHOLE_POD
 from cpupool.core.names import ENABLE_SHARED_CPUS, KUBELET_CPUS
 from cpupool.core.requests import NO_REQUEST, CPURequest
@@ -88,16 +89,11 @@ def served_by_kubelet(facts: NodeFacts, pod: Pod) -> bool:
     )
 
 
-def native(container: Container) -> bool:
-    """Return whether a container gets CPUs of its own by its native request, if a policy gives any.
+def outside_pools(container: Container) -> bool:
+    """Return whether a container requests no pool; its requests of pools never change.
 
     A container that requests a pool gets the pool's CPUs only. OpenShift's resource is no pool.
     """
-    return bool(container.whole_cpus) and outside_pools(container)
-
-
-def outside_pools(container: Container) -> bool:
-    """Return whether a container requests no pool; its requests of pools never change."""
     return container.requests.keys() <= {ENABLE_SHARED_CPUS}
 
 
@@ -107,7 +103,8 @@ def countable(pod: Pod) -> Mapping[str, int]:
     The containers of a pod whose class owns CPUs can share one set: `WHOLE_POD` has the pod's
     request. Such a pod that requests a pool gets the pool's CPUs only.
     """
-    counts = {each.name: each.whole_cpus for each in pod.containers if native(each)}
+    outside = filter(outside_pools, pod.containers)
+    counts = {each.name: n for each in outside if (n := Eligible.CONTAINER.cpus(each))}
     if pod.orchestration and pod.orchestration.owns and (whole := together(pod)):
         counts[WHOLE_POD] = whole
     return counts

@@ -9,20 +9,26 @@ from cpupool.core.assignments import Placement, Step
 from cpupool.core.cgroups import Writer
 from cpupool.core.cpu_manager import (
     CPU_MANAGER,
+    CPUS,
+    ELIGIBLE,
     MAX_NOTICE,
+    NAMESPACES,
     ON_MISFIT,
     OPTIONS,
     POLICY,
     RESERVED,
     SUPPRESSION,
+    SYSTEM_PODS,
     TOPOLOGY_POLICY,
     TOPOLOGY_SCOPE,
     USUAL_NOTICE_S,
     CPUManager,
+    Eligible,
     Misfit,
     Scope,
     StaticOptions,
     Suppression,
+    SystemPods,
     TopologyPolicy,
 )
 from cpupool.core.cpuset import CPUSet
@@ -250,7 +256,7 @@ def _cpu_manager(manager: Fields | None) -> CPUManager:
     names, options = StaticOptions.names(), manager.texts(OPTIONS)
     if unknown := [option for option in options if option not in names]:
         raise manager.refusal(OPTIONS, f"has {unknown[0][:60]!r}, which is no option")
-    suppression = manager.part(SUPPRESSION)
+    suppression, system = manager.part(SUPPRESSION), manager.part(SYSTEM_PODS)
     return CPUManager(
         manager.get(POLICY, str),
         reserved,
@@ -265,6 +271,10 @@ def _cpu_manager(manager: Fields | None) -> CPUManager:
         ),
         topology_scope=manager.read(TOPOLOGY_SCOPE, Scope, Scope.CONTAINER.value),
         max_notice_s=manager.get(MAX_NOTICE, int, USUAL_NOTICE_S),
+        eligible=manager.read(ELIGIBLE, Eligible, Eligible.POD.value),
+        system_pods=SystemPods()
+        if system is None
+        else SystemPods(system.texts(NAMESPACES), system.read(CPUS, CPUSet.parse)),
     )
 
 

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
 
 from cpupool.core import withheld
 from cpupool.core.assignments import Cause, CPUAssignment, Placement
-from cpupool.core.cpu_manager import ON_MISFIT, Scope, TopologyPolicy
+from cpupool.core.cpu_manager import ON_MISFIT, Eligible, Scope, TopologyPolicy
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.grants import WHOLE_POD, Sharing, Source
 from cpupool.core.names import ENABLE_SHARED_CPUS, POLICY_CPUS
 from cpupool.core.orchestration import NodeRules
 from cpupool.core.pools import NodePools
 from cpupool.core.requests import NO_REQUEST
-from cpupool.core.workloads import ContainerRef
+from cpupool.core.workloads import ContainerRef, QoSClass
 from cpupool.policies import cpu_limit
 from cpupool.policies.view import DEFAULT
 
@@ -215,6 +215,10 @@ class CPUManagerPolicy(ABC):
         """
         return ()
 
+    def shared(self, view: NodeView, _pod: Pod) -> CPUAssignment:
+        """Return the CPUs of a pod's sandbox, and of its containers without CPUs of their own."""
+        return view.default
+
     @abstractmethod
     def requests(self, pod: Pod) -> Mapping[str, int]:
         """Return container → the number of its own CPUs, in the order of choosing.
@@ -294,7 +298,7 @@ class CPUManagerPolicy(ABC):
         refusal = view.refused.get(to_place.pod.cgroup_uid)
         if refusal and self.requests(to_place.pod).keys() & {to_place.container.name, WHOLE_POD}:
             return view.confined(Cause.MISFIT, refusal.error.as_kubelet)
-        return view.default
+        return self.shared(view, to_place.pod)
 
     def _unmet(self, grant: Grant, to_place: ContainerToPlace, requests: Mapping[str, int]) -> str:
         """Return in which way an owner has other CPUs than it requests; empty for none.
@@ -341,10 +345,14 @@ def other_request(grant: Grant, to_place: ContainerToPlace, requests: Mapping[st
         return ""
     together = WHOLE_POD in grant.parts
     part = WHOLE_POD if together else container.name
-    requested = requests.get(part, pod.whole_cpus if together else container.whole_cpus)
+    # By a setting until now it may have been eligible.
+    whole = pod.whole_cpus if together else Eligible.CONTAINER.cpus(container)
+    requested = requests.get(part, whole)
     if requested == len(grant.parts[part]):
         return ""
     now = f"cpu {requested}" if requested else "no whole number of CPUs"
+    if not requested and pod.qos is QoSClass.BURSTABLE and not together:
+        now += " with an equal limit"
     return f"{'its pod' if together else 'it'} requests {now}"
 
 

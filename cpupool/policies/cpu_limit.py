@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cpupool.core.bandwidth import Limit
+from cpupool.core.cpu_manager import Eligible
 from cpupool.core.names import KUBELET_CPUS
 from cpupool.core.pools import MILLI_PER_CPU
 
@@ -53,4 +54,5 @@ def of_policy(container: Container, requested: Collection[str]) -> Limit | None:
         container: the container.
         requested: the containers of its pod for which the policy chooses CPUs.
     """
-    return None if container.name in requested and not container.whole_cpus else Limit(None)
+    whole = Eligible.CONTAINER.cpus(container)
+    return None if container.name in requested and not whole else Limit(None)

@@ -25,6 +25,10 @@ DEFAULT: Final = "default"
 """The name of the shared set of containers whose request gives them no CPUs."""
 BEST_EFFORT: Final = "best effort"
 """The name of the shared set of best-effort pods, where they have one of their own."""
+SYSTEM: Final = "system pods"
+"""The name of the shared set of system pods, where there are some."""
+OF_POLICY: Final = (DEFAULT, BEST_EFFORT, SYSTEM)
+"""The shared sets that are no pools."""
 
 
 @dataclass(frozen=True, slots=True)

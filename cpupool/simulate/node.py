@@ -214,7 +214,7 @@ class SimulatedNode:
             for resource in resources
             if resource.name.kind.exclusive
         }
-        chooses = node_pools.cpu_manager.chooses
+        chooses, self._eligible = node_pools.cpu_manager.chooses, node_pools.cpu_manager.eligible
         self._cpu_manager = SimulatedCPUManager(topology, node_pools) if chooses else None
         self._chooses = f"the policy {node_pools.cpu_manager.named} decides for the whole pod"
         self._rooms = {name: pool.room for name, pool in self._exclusive.items()}
@@ -304,7 +304,7 @@ class SimulatedNode:
         (container,) = (each for each in pod.containers if each.name == name)
         if not self._cpu_manager:
             return Outcome.SERVED, ""
-        resized = self._cpu_manager.resize(pod, name, container.whole_cpus, at_s)
+        resized = self._cpu_manager.resize(pod, name, self._eligible.cpus(container), at_s)
         self._serve(resized.served, at_s)
         if resized.ignored:
             return Outcome.IGNORED, ""

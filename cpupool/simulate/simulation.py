@@ -17,7 +17,9 @@ from cpupool.core.cpu_manager import (
     CPU_MANAGER,
     POLICY,
     STATIC,
+    Eligible,
     Misfit,
+    SystemPods,
     TopologyPolicy,
 )
 from cpupool.core.cpuset import CPUSet
@@ -191,7 +193,14 @@ def rule(
     if policy == KUBELET_PACKED:
         # The kubelet gives a misfit no second chance: the pod has failed.
         name = STATIC if cpu_manager.chooses else cpu_manager.policy
-        failing = replace(cpu_manager, policy=name, installed=None, on_misfit=Misfit.FAIL)
+        failing = replace(
+            cpu_manager,
+            policy=name,
+            installed=None,
+            on_misfit=Misfit.FAIL,
+            eligible=Eligible.POD,
+            system_pods=SystemPods(),
+        )
         return replace(node_pools, cpu_manager=failing), kubelet_packed
     if policy in CHOOSING or policy in installed:
         if not cpu_manager.chooses:

@@ -6,10 +6,11 @@ One JSON object per line, in the order of time. A pod comes with its containers:
 
 `requests` are cores of exclusive pools and milli-CPUs of shared pools; `"kind"` can be `"init"` or
 `"sidecar"`. `"cpu": 2` is a native request. A pod with native requests is Guaranteed, unless the
-line says `"qos": "Burstable"`. `"cpu"` beside `"containers"` is the pod's own request, which
-replaces theirs, and `"overhead"` the cpu of its sandbox. `"labels"` and `"annotations"` are
-Koordinator's, as `{"koordinator.sh/qosClass": "LSR"}`. Containers of a pod have other native
-requests from a resize in place on, and the pod goes, with:
+line says `"qos": "Burstable"`; then a container can have a `"limit"` beside its `"cpu"`. `"cpu"`
+beside `"containers"` is the pod's own request, which replaces theirs, and `"overhead"` the cpu of
+its sandbox. `"labels"` and `"annotations"` are Koordinator's, as
+`{"koordinator.sh/qosClass": "LSR"}`. Containers of a pod have other native requests from a resize
+in place on, and the pod goes, with:
 
     {"at_s": 4, "pod": "ns/web", "resize": {"c": 4}}
     {"at_s": 9.5, "pod": "ns/web", "ends": true}
@@ -68,6 +69,7 @@ SPLIT: Final = "cpus-per-container"
 """cpupool's annotation, without a domain as the pools."""
 _LEVEL: Final = "cpu"
 _OVERHEAD: Final = "overhead"
+_LIMIT: Final = "limit"
 _LSR: Final = {pod_annotations.QOS_CLASS: QoS.LSR.value}
 
 _Amounts = tuple[int, int]
@@ -135,17 +137,23 @@ def resizing(at_s: float, pod: Pod, milli: Mapping[str, int]) -> Event:
     """
     guaranteed = _guaranteed(pod)
     containers = tuple(
-        replace(
-            each,
-            request_milli=milli[each.name],
-            whole_cpus=_whole(milli[each.name]) if guaranteed else 0,
-        )
-        if each.name in milli
-        else each
+        _asking(each, milli[each.name], guaranteed=guaranteed) if each.name in milli else each
         for each in pod.containers
     )
     resized = tuple(each.name for each in containers if each.name in milli)
     return Event(at_s, replace(pod, containers=containers), resize=resized)
+
+
+def _asking(container: Container, milli: int, *, guaranteed: bool) -> Container:
+    """Return a container with another native request, and an equal limit if it has any."""
+    limited = container.limit_milli is not None
+    return replace(
+        container,
+        request_milli=milli,
+        limit_milli=milli if limited else None,
+        whole_cpus=_whole(milli) if guaranteed else 0,
+        equal_cpus=_whole(milli) if limited else 0,
+    )
 
 
 def arrival_of(body: Body, names: Names) -> Event:
@@ -255,6 +263,8 @@ def _container(container: Container) -> dict[str, object]:
     line["requests"] = dict(container.requests)
     if milli := container.request_milli:
         line["cpu"] = _cpus(milli)
+    if container.limit_milli is not None:
+        line[_LIMIT] = _cpus(container.limit_milli)
     return line
 
 
@@ -437,9 +447,8 @@ class _Reader:
         _allow_only(found, "an event", *keys)
         if full_name in self._present:
             raise _LineError(f"{full_name} comes, but is there", "end it before, or rename one")
-        containers = _containers(found.get("containers"))
-        if _qos(found.get("qos", QoSClass.GUARANTEED.value)) is not QoSClass.GUARANTEED:
-            containers = [replace(container, whole_cpus=0) for container in containers]
+        qos = _qos(found.get("qos", QoSClass.GUARANTEED.value))
+        containers = _containers(found.get("containers"), guaranteed=qos is QoSClass.GUARANTEED)
         labels = _texts(found.get("labels", {}), "labels", pod_annotations.LABELS)
         known = (*pod_annotations.ANNOTATIONS, SPLIT)
         annotations = _texts(found.get("annotations", {}), "annotations", known)
@@ -496,10 +505,10 @@ def _texts(value: object, what: str, known: tuple[str, ...]) -> Mapping[str, str
     return value
 
 
-def _containers(value: object) -> list[Container]:
+def _containers(value: object, *, guaranteed: bool) -> list[Container]:
     if not isinstance(value, list) or not value:
         raise _LineError(f"containers is {_shown(value)}", "list at least one")
-    containers = [_container_of(entry) for entry in value]
+    containers = [_container_of(entry, guaranteed=guaranteed) for entry in value]
     names = [container.name for container in containers]
     if twice := [name for name in names if names.count(name) > 1]:
         raise _LineError(f"there are two containers {twice[0]}", "rename one")
@@ -507,10 +516,10 @@ def _containers(value: object) -> list[Container]:
     return sorted(containers, key=lambda container: container.kind is ContainerKind.APP)
 
 
-def _container_of(value: object) -> Container:
+def _container_of(value: object, *, guaranteed: bool) -> Container:
     if not isinstance(value, dict):
         raise _LineError(f"a container is {_shown(value)}", "write an object")
-    _allow_only(value, "a container", "name", "kind", "requests", "cpu")
+    _allow_only(value, "a container", "name", "kind", "requests", "cpu", _LIMIT)
     name, kind = value.get("name"), value.get("kind", "app")
     if not isinstance(name, str) or not _is_name(name):
         raise _LineError(f"a container's name is {_shown(name)}", "write a name")
@@ -534,7 +543,20 @@ def _container_of(value: object) -> Container:
             )
     requested = {_resource(key): n for key, n in requests.items()}
     milli = _milli(name, value.get("cpu", 0))
-    return Container(name, _KINDS[kind], requested, request_milli=milli, whole_cpus=_whole(milli))
+    limit = _milli(name, value[_LIMIT]) if _LIMIT in value else None
+    if limit is not None and (limit < milli or (guaranteed and limit > milli)):
+        what = f"the limit of {name} is {_cpus(limit)}, and its cpu {_cpus(milli)}"
+        raise _LineError(what, "write no smaller one, and no other one in a Guaranteed pod")
+    whole = _whole(milli)
+    return Container(
+        name,
+        _KINDS[kind],
+        requested,
+        request_milli=milli,
+        limit_milli=limit,
+        whole_cpus=whole if guaranteed else 0,
+        equal_cpus=whole if limit == milli else 0,
+    )
 
 
 def _milli(whose: str, cpus: object) -> int:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from cpupool.core.cgroups import FoundContainer
-from cpupool.core.cpu_manager import CPUManager
+from cpupool.core.cpu_manager import CPUManager, Eligible, SystemPods
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.names import POLICY_CPUS
 from cpupool.core.pools import NodePools, Pool
@@ -17,6 +17,7 @@ from cpupool.core.workloads import ContainerID, ContainerKind, RuntimeContainer
 from cpupool.manager import resolve, sightings
 from cpupool.manager.choosing import Choices
 from cpupool.manager.manager import Manager
+from cpupool.policies.view import SYSTEM
 from cpupool.wire.cpu_manager_state import State
 from tests import builders
 from tests.machines import MACHINES
@@ -38,6 +39,14 @@ FILES = (
     NodePools.of(*LINES),
     NodePools.of(Pool.named("default", "0-5"), cpu_manager=STATIC),
     NodePools.of(Pool.named("exclusive_a", "3-9"), Pool.named("default", "0-2")),
+    NodePools.of(
+        *LINES,
+        cpu_manager=replace(
+            STATIC,
+            eligible=Eligible.CONTAINER,
+            system_pods=SystemPods(("system",), CPUSet.of(6, 7)),
+        ),
+    ),
 )
 KINDS = (ContainerKind.APP, ContainerKind.INIT, ContainerKind.SIDECAR)
 
@@ -72,9 +81,15 @@ class Choosing(RuleBasedStateMachine):
         self.ended &= there
 
     @rule(
-        asked=st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 4)), min_size=1, max_size=3)
+        asked=st.lists(
+            st.tuples(st.sampled_from(KINDS), st.integers(0, 4)), min_size=1, max_size=3
+        ),
+        guaranteed=st.booleans(),
+        namespace=st.sampled_from(["default", "default", "system"]),
     )
-    def a_pod_comes(self, asked: list[tuple[ContainerKind, int]]) -> None:
+    def a_pod_comes(
+        self, asked: list[tuple[ContainerKind, int]], *, guaranteed: bool, namespace: str
+    ) -> None:
         name = f"pod-{next(self.numbers)}"
         made = (
             replace(
@@ -83,7 +98,10 @@ class Choosing(RuleBasedStateMachine):
             )
             for number, (kind, cpus) in enumerate(asked)
         )
-        self.pods[name] = replace(builders.pod(name, *made), created=f"{len(name)} {name}")
+        if not guaranteed:
+            made = (replace(each, whole_cpus=0, equal_cpus=each.whole_cpus) for each in made)
+        pod = replace(builders.pod(name, *made), created=f"{len(name)} {name}")
+        self.pods[name] = replace(pod, namespace=namespace)
         self.manager.observe(pods=self.pods.values())
 
     @precondition(lambda self: self.pods)
@@ -96,9 +114,10 @@ class Choosing(RuleBasedStateMachine):
         """Resize a container in place, or let the pod matter more to the node."""
         pod = data.draw(st.sampled_from(list(self.pods.values())))
         resized, cpus = data.draw(st.sampled_from(pod.containers)), data.draw(st.integers(0, 4))
-        containers = (
-            replace(each, whole_cpus=cpus) if each is resized else each for each in pod.containers
-        )
+        edited = replace(resized, whole_cpus=cpus)
+        if resized.equal_cpus:
+            edited = replace(resized, equal_cpus=cpus)
+        containers = (edited if each is resized else each for each in pod.containers)
         self.pods[pod.name] = replace(
             pod, containers=tuple(containers), node_critical=data.draw(st.booleans())
         )
@@ -276,11 +295,14 @@ class Choosing(RuleBasedStateMachine):
     @invariant()
     def a_pod_has_its_cpus_or_the_reason_why_not(self) -> None:
         resolution = self.manager.snapshot().resolution
-        for pod in self.pods.values() if self.pools.cpu_manager == STATIC else ():
+        manager = self.pools.cpu_manager
+        for pod in self.pods.values() if manager.chooses else ():
+            if pod.is_one_of(manager.system_pods):
+                continue
             lacking = [
                 one.name
                 for one in pod.containers
-                if one.whole_cpus and one.kind is not ContainerKind.INIT
+                if manager.eligible.cpus(one) and one.kind is not ContainerKind.INIT
                 if not resolution.grants.part(pod.cgroup_uid, POLICY_CPUS, one.name)
             ]
             assert not lacking or pod.cgroup_uid in resolution.view.refused
@@ -300,9 +322,14 @@ class Choosing(RuleBasedStateMachine):
             uid, name = placed.pod.cgroup_uid, placed.container.name
             own = resolution.grants.part(uid, POLICY_CPUS, name)
             assert own == self.parts.get((uid, name), own)
-            assert (uid, name) in self.parts or len(own) in {0, placed.container.whole_cpus}
+            eligible = facts.pools.cpu_manager.eligible.cpus(placed.container)
+            assert (uid, name) in self.parts or len(own) in {0, eligible}
             online = own & facts.topology.online
-            assert placed.assignment.cpus == (online or resolution.view.default.cpus)
+            shared = facts.policy.shared(resolution.view, placed.pod)
+            lost = own and not online
+            assert placed.assignment.cpus == (
+                online or (resolution.view.default if lost else shared).cpus
+            )
         self.parts = parts
 
     @invariant()
@@ -312,6 +339,13 @@ class Choosing(RuleBasedStateMachine):
         assert sum(map(len, owned.values())) == len(CPUSet.union(owned.values()))
         assert resolution.view.default.cpus
         assert resolution.view.default.cpus.isdisjoint(CPUSet.union(owned.values()))
+        system = resolution.view.extents.get(SYSTEM, CPUSet())
+        assert system.isdisjoint(CPUSet.union(owned.values()) | resolution.view.default.cpus)
+        assert all(
+            placed.assignment.cpus.isdisjoint(system)
+            for placed in resolution.containers.values()
+            if not placed.pod.is_one_of(self.pools.cpu_manager.system_pods)
+        )
         for (uid, _), placed in resolution.containers.items():
             others = CPUSet.union(cpus for other, cpus in owned.items() if other != uid)
             assert placed.assignment.cpus.isdisjoint(others)

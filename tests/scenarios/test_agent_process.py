@@ -32,12 +32,13 @@ from tests.apiserver import FakeAPIServer
 from tests.cgroups import overwrite
 from tests.machines import MACHINES
 from tests.mounts import Mount
-from tests.processes import Process
+from tests.processes import ForkedProcess, Process
 from tests.unit.agent import test_app
 from tests.waiting import DEADLINE_S, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from os import PathLike
     from pathlib import Path
 
     from cpupool.agent.changes import Signals
@@ -81,15 +82,19 @@ class World:
         before: Sequence[str] = (),
         end: int = signal.SIGTERM,
         program: str = "cpupool",
+        environment: Mapping[str, str] | None = None,
     ) -> Iterator[Process]:
-        process = Process(
-            *before,
-            *(sys.executable, "-W", "error", "-m", program, "agent"),
-            *("--host-root", self.folder, "--config", self.mount.folder),
+        command: tuple[str | PathLike[str], ...] = (
+            *("agent", "--host-root", self.folder, "--config", self.mount.folder),
             *("--api-server", self.api.url, "--node-name", NODE, "--metrics-port", "0"),
             # Nothing is found by looking again: every step must be an event.
             *("--sweep-interval", "10"),
             *options,
+        )
+        process = (
+            Process(*before, sys.executable, "-W", "error", "-m", program, *command)
+            if before
+            else ForkedProcess(*command, program=program, environment=environment)
         )
         with process.collecting(end):
             yield process

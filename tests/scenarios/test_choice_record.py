@@ -101,9 +101,9 @@ def test_an_agent_that_is_killed_while_it_answers_gives_what_the_runtime_knows(
     plain = world.run("plain")
     first, web = Bound.named("first"), Bound.named("web")
     world.api.set_pods([*world.node.bodies()["items"], first.body, web.body])
-    env = ("env", f"{dying.DIES}={step}", f"{dying.VICTIM}={web.uid}")
+    fate = {dying.DIES: step, dying.VICTIM: web.uid}
     answered = ""
-    with world.agent(before=env, program="tests.dying", end=signal.SIGKILL) as agent:
+    with world.agent(environment=fate, program="tests.dying", end=signal.SIGKILL) as agent:
         plugin = runtime.welcome()
         # The agent has looked at everything once.
         world.await_containers({"plain/": "0-4", "plain/main": "5"})

@@ -136,6 +136,19 @@ def test_a_policy_of_a_package_chooses(folder: Path, monkeypatch: pytest.MonkeyP
 
 
 @two_cpus
+def test_a_pod_is_resized_if_the_machine_has_the_cpus(folder: Path) -> None:
+    process = demo(folder, "--cpu-manager", "dynamic", "--json")
+    printed, complaints = process.communicate(timeout=DEADLINE_S)
+
+    assert (process.returncode, complaints) == (0, "")
+    result = json.loads(printed)
+    assert result["verified"] is True
+    assert {row["name"] for row in result["processes"]} >= {"web/main", "sharer/work"}
+    assert any(resize["told"] for resize in result["resizes"]) != bool(result["left_out"])
+    assert left_behind(folder, process.pid) == []
+
+
+@two_cpus
 def test_pods_of_koordinators_classes_come_and_go(folder: Path) -> None:
     process = demo(folder, "--cpu-manager", "koordinator")
     printed, complaints = process.communicate(timeout=DEADLINE_S)

@@ -107,7 +107,13 @@ def test_a_file_with_pools_and_a_cpu_manager_is_shown(
             {"3500m": "whole number", "8": "CPUs requested"},
             id="whole cores",
         ),
-        pytest.param(Machine(cores=2), "", [], {}, id="room for one"),
+        pytest.param(
+            Machine(cores=2),
+            "",
+            [],
+            {"500m": "whole number", "2": "CPUs requested"},
+            id="room for one",
+        ),
     ],
 )
 def test_a_pod_that_runs_is_resized_and_reads_its_cpus(
@@ -133,7 +139,7 @@ def test_a_pod_that_runs_is_resized_and_reads_its_cpus(
     assert refused.keys() == why.keys()
     assert all(words in refused[cpu] for cpu, words in why.items()), refused
     if not asked:
-        assert shown["left_out"] == ["pod web is not resized: the policy has too few CPUs"]
+        assert shown["left_out"] == ["pod web does not grow: the policy has too few CPUs"]
         return
     (grown,), (announced, complete) = (each["told"] for each in done)
     assert grown["change"]["reason"] == "grow"

@@ -8,7 +8,6 @@ not run with our plugins.
 from __future__ import annotations
 
 import signal
-import sys
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,7 @@ import pytest
 from cpupool.api import pluginregistration_pb2 as registration
 from cpupool.api import resourceplugin_pb2 as api
 from cpupool.plugins.nic import BANDWIDTH
-from tests.processes import Process
+from tests.processes import ForkedProcess, Process
 from tests.resource_plugins import REGISTRATION, SERVICE
 from tests.scenarios.seeds.test_qos_resource_manager import EXAMPLE_3, MEMORY_BYTES, PROPOSED
 from tests.waiting import DEADLINE_S, eventually
@@ -181,9 +180,9 @@ def merged(found: Sequence[Sequence[api.TopologyHint]]) -> list[int] | None:
 
 @contextmanager
 def plugins(folder: Path) -> Iterator[Process]:
-    process = Process(
-        *(sys.executable, "-W", "error", "-m", "cpupool", "resource-plugin"),
-        *("cpu", "memory", "nic", "--host-root", folder, "--config", folder / "etc/plugins.yaml"),
+    process = ForkedProcess(
+        *("resource-plugin", "cpu", "memory", "nic"),
+        *("--host-root", folder, "--config", folder / "etc/plugins.yaml"),
     )
     with process.collecting(signal.SIGTERM):
         yield process

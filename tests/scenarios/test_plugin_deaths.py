@@ -90,8 +90,8 @@ def agent(
     options = ("--resource-plugins", "--resource-plugin-reconcile=0.1")
     if not dies:
         return world.agent(*options)
-    env = ("env", f"{dying.DIES}={dies}", f"{dying.VICTIM}={victim}")
-    return world.agent(*options, before=env, program="tests.dying", end=end)
+    fate = {dying.DIES: dies, dying.VICTIM: victim}
+    return world.agent(*options, environment=fate, program="tests.dying", end=end)
 
 
 def giving(world: World, *, lists: bool = True) -> Plugin:

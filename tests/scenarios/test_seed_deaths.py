@@ -8,7 +8,6 @@ CPUs of their own are of dedicated cores, so that none is created without its pl
 from __future__ import annotations
 
 import signal
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -22,7 +21,7 @@ from cpupool.plugins import state_codec
 from cpupool.plugins.nic import BANDWIDTH
 from cpupool.qrm import answer_record
 from tests import dying
-from tests.processes import Process
+from tests.processes import ForkedProcess, Process
 from tests.scenarios.seeds.test_qos_resource_manager import (
     ALL,
     EXAMPLE_1,
@@ -95,28 +94,31 @@ class Play:
 
     def dies(self, name: str, step: str, victim: str) -> Process:
         """Start a process again that is killed at a step."""
-        env = ("env", f"{dying.DIES}={step}", f"{dying.VICTIM}={victim}")
-        return self._begin(name, *env, program="tests.dying")
+        fate = {dying.DIES: step, dying.VICTIM: victim}
+        return self._begin(name, fate, program="tests.dying")
 
     def halts(self, steps: Iterable[str], victim: str) -> Process:
         """Start the agent again; it halts at each step until it gets SIGCONT."""
-        signals = f"{dying.SIGNAL}={int(signal.SIGSTOP)}"
-        env = ("env", f"{dying.DIES}={','.join(steps)}", f"{dying.VICTIM}={victim}", signals)
-        return self._begin(AGENT, *env, program="tests.dying")
+        fate = {dying.DIES: ",".join(steps), dying.VICTIM: victim}
+        fate[dying.SIGNAL] = str(int(signal.SIGSTOP))
+        return self._begin(AGENT, fate, program="tests.dying")
 
-    def _begin(self, name: str, *before: str, program: str = "cpupool") -> Process:
+    def _begin(
+        self, name: str, fate: Mapping[str, str] | None = None, *, program: str = "cpupool"
+    ) -> Process:
         self.kill(name)
         stack = self._running[name] = ExitStack()
         if name == AGENT:
             options = ("--resource-plugins", "--resource-plugin-reconcile=0.1")
             return stack.enter_context(
-                self.world.agent(*options, before=before, program=program, end=signal.SIGKILL)
+                self.world.agent(*options, environment=fate, program=program, end=signal.SIGKILL)
             )
         folder = self.world.folder
-        process = Process(
-            *before,
-            *(sys.executable, "-W", "error", "-m", program, "resource-plugin", name),
+        process = ForkedProcess(
+            *("resource-plugin", name),
             *("--host-root", folder, "--config", folder / "plugins/config.yaml"),
+            program=program,
+            environment=fate,
         )
         return stack.enter_context(process.collecting(signal.SIGKILL))
 

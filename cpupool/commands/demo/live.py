@@ -29,7 +29,7 @@ from cpupool.local.cluster import EmbeddedCluster
 from cpupool.local.node import EmbeddedNode
 from cpupool.manager import by_plugins, report
 from cpupool.manager.manager import Manager
-from cpupool.policies.view import BEST_EFFORT, DEFAULT
+from cpupool.policies.view import OF_POLICY
 from cpupool.wire import json_text
 from cpupool.wire.json_text import Fields
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from cpupool.agent.setup import Setup
     from cpupool.core.names import Names
-    from cpupool.core.workloads import Container, Pod
+    from cpupool.core.workloads import Pod
     from cpupool.enforce.sweep import SweepReport
     from cpupool.kube.views import Body
     from cpupool.local.cgroups import Cgroups
@@ -259,7 +259,7 @@ class LiveNode:
         """Say where pods without CPUs of their own run, once the kernel says that they do."""
         self.settled_rows()
         extents = self._view().extents
-        sets = (f"{name} {extents[name]}" for name in (DEFAULT, BEST_EFFORT) if name in extents)
+        sets = (f"{name} {extents[name]}" for name in OF_POLICY if name in extents)
         return f"The others run on: {', '.join(sets)}."
 
     def end(self, pod: Pod) -> None:
@@ -285,8 +285,19 @@ class LiveNode:
             yield pod, tuple(each for each in self.node.pods() if each.uid in served)
 
     def resize(self, pod: Pod, container: str, cpu: str) -> str:
-        """Resize a container of a pod in place; return why it keeps its CPUs, empty if not."""
-        self.node.resize(pod.uid, {container: cpu})
+        """Resize a container of a pod in place; return why it keeps its CPUs, empty if not.
+
+        When this returns, the agent knows the new request, too.
+        """
+        asked = [
+            each.request_milli for each in self.node.resize(pod.uid, {container: cpu}).containers
+        ]
+
+        def known() -> bool:
+            seen = self.agent.manager.snapshot().resolution.pods.get(pod.cgroup_uid)
+            return seen is not None and [each.request_milli for each in seen.containers] == asked
+
+        self._await(known)
         return self.node.resizing().get(pod.uid, "")
 
     def await_told(self, pod: Pod, container: str, **expected: object) -> str:
@@ -490,8 +501,9 @@ def _row(now: Snapshot, process: ContainerProcess) -> ProcessRow:
         named = [environment.get(EXCLUSIVE_CPUS, str(decided.cpus))]
         if folder := process.instance.mounts.get(OWN_FOLDER):
             named = [(folder / "cpus").read_text()]
-        chooses = bool(spec) and now.facts.pools.cpu_manager.chooses
-        requested = _native_request(process.pod, spec[0]) if chooses else ""
+        manager = now.facts.pools.cpu_manager
+        whole = manager.eligible.cpus(spec[0]) if spec else 0
+        requested = _native_request(process.pod, whole) if spec and manager.chooses else ""
     belongs = CPUSet.union(map(CPUSet.parse, named))
     try:
         runs = str(process.cpus_allowed())
@@ -511,10 +523,9 @@ def _row(now: Snapshot, process: ContainerProcess) -> ProcessRow:
     )
 
 
-def _native_request(pod: Pod, container: Container) -> str:
+def _native_request(pod: Pod, whole: int) -> str:
     """Describe a container's request to a CPU manager policy: its class, its whole CPUs."""
     qos = pod.orchestration and pod.orchestration.qos
-    whole = container.whole_cpus
     return ", ".join((*([qos.value] if qos else []), *([f"cpu {whole}"] if whole else [])))
 
 

@@ -58,7 +58,7 @@ def add(samples: Samples) -> None:
 
     sizes = _sizes(samples)
     if len(sizes) < 2:
-        samples.left_out.append(f"pod {_POD} is not resized: the policy has too few CPUs")
+        samples.left_out.append(f"pod {_POD} does not grow: the policy has too few CPUs")
     samples.add([owner], _POD, sizes[:1])
     if not samples.pools.pools:
         samples.bodies.append(pod("sharer", [{"name": "work", "resources": SHARING}]))
@@ -69,15 +69,15 @@ def show(
 ) -> Iterator[Resize]:
     """Resize the pod of `add`, and show what the node and the pod see of it."""
     owner = next((each for each in live.node.pods() if each.name == _POD), None)
-    first, *later = _sizes(samples)
-    if owner is None or not live.own_cpus(owner) or not later:
+    if owner is None or not live.own_cpus(owner):
         return
     draw()
-    unit, act = _unit(samples), _Act(live, owner, tell, draw)
-    below, above = first - unit, len(samples.own) + unit
-    refused = (f"{later[-1] * MILLI_PER_CPU - 500}m", *([str(below)] if below else []), str(above))
-    for cpu in (*map(str, later), *refused):
-        yield act.resized(cpu)
+    (first, *later), unit = _sizes(samples), _unit(samples)
+    part = f"{(first, *later)[-1] * MILLI_PER_CPU - 500}m"
+    below = [first - unit] if first > unit else []
+    more_than_all = len(samples.own) + unit
+    for cpu in (*later, part, *below, more_than_all):
+        yield _Act(live, owner, tell, draw).resized(str(cpu))
 
 
 def _sizes(samples: Samples) -> tuple[int, ...]:

@@ -35,7 +35,7 @@ from cpupool.core.names import ENABLE_SHARED_CPUS
 from cpupool.core.orchestration import QoS
 from cpupool.core.pools import PoolKind
 from cpupool.core.topology import CoreType
-from cpupool.policies.view import BEST_EFFORT, DEFAULT
+from cpupool.policies.view import BEST_EFFORT, DEFAULT, SYSTEM
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -142,7 +142,7 @@ def _cpu_manager(status: NodeStatus) -> Iterator[RenderableType]:
         yield from _refused(status, "why")
         return
     owners = [found for found in status.containers if found.placement is Placement.POLICY]
-    own = CPUSet.union(owner.exclusive for owner in owners)
+    own = CPUSet.union(owner.exclusive | owner.leaving for owner in owners)
     yield _text(
         f"CPU manager: {manager.policy}; reserved CPUs: {status.reserved or 'none'};"
         f" CPUs with an owner: {own or 'none'}.",
@@ -150,6 +150,9 @@ def _cpu_manager(status: NodeStatus) -> Iterator[RenderableType]:
     )
     if BEST_EFFORT in status.sets:
         yield from _classes(status, owners)
+    if SYSTEM in status.sets:
+        names = ", ".join(manager.system_pods.namespaces)
+        yield _text(f"CPUs of system pods ({names}): {status.sets[SYSTEM] or 'none'}.", "bold")
     yield from (_text(f"The load leaves {name} {size}.") for name, size in status.sizes.items())
     yield from _refused(status, "why it has no CPUs of its own")
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from cpupool.core import default_pool
 from cpupool.core.cpuset import CPUSet, format_ids
 from cpupool.core.pools import HyperThreadingPolicy, PoolKind
+from cpupool.policies.view import SYSTEM
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -86,6 +87,7 @@ class Painting:
 def paint_pools(pools: NodePools, topology: CPUTopology) -> Painting:
     """Paint every CPU by its pool; siblings of exclusive CPUs in the small letter of theirs."""
     letters, owned, shared = cycle(ascii_uppercase), cycle(_OWNED), cycle(_SHARED)
+    system = pools.cpu_manager.system_pods
     rows: list[LegendRow] = []
     for pool in pools.on(topology):
         letter = next(letters)
@@ -105,16 +107,19 @@ def paint_pools(pools: NodePools, topology: CPUTopology) -> Painting:
             )
         else:
             style = next(shared) if pool.kind is PoolKind.SHARED else _DEFAULT
-            rows.append(LegendRow(Mark(letter, style), pool.name, pool.cpus, pool.kind.value))
+            rest = pool.cpus - system.cpus
+            rows.append(LegendRow(Mark(letter, style), pool.name, rest, pool.kind.value))
     if not pools.of_kind(PoolKind.DEFAULT):
         rows.append(
             LegendRow(
                 Mark(next(letters), _DEFAULT),
                 "in no pool",
-                default_pool.declared(pools, topology),
+                default_pool.declared(pools, topology) - system.cpus,
                 "used as the default pool",
             )
         )
+    note = f"only pods of {', '.join(system.namespaces)}"
+    rows.append(LegendRow(Mark(next(letters), next(shared)), SYSTEM, system.cpus, note))
     return _resolve(rows)
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from cpupool.commands.shell.beside import needs
 from cpupool.commands.shell.exit_codes import UsageError
 from cpupool.commands.shell.options import typed
-from cpupool.commands.shell.reasons import Explanation, amount, pool_facts
+from cpupool.commands.shell.reasons import Explanation, amount, pool_facts, system_pods
 from cpupool.commands.shell.services import add_kubeconfig, api_server
 from cpupool.config import pool_selection, poolconfig, settings
 from cpupool.config.poolconfig import Source
@@ -33,7 +33,7 @@ from cpupool.kube.config_map import ConfigMapName
 from cpupool.kube.connection import APIConnection
 from cpupool.kube.node_topology import served
 from cpupool.kube.resources import CONFIG_MAPS, EVENTS, NODE_TOPOLOGIES, NODES, PODS
-from cpupool.manager.served_requests import native, together
+from cpupool.manager.served_requests import outside_pools, together
 from cpupool.policies.built_in import kind
 from cpupool.wire.json_text import Fields
 from cpupool.wire.node_topology import observed
@@ -311,7 +311,9 @@ def _explanation(
         *(pools.of_kind(PoolKind.DEFAULT) if own or not requests else ()),
     ]
     cpus = CPUSet.union(pool.cpus for pool in behind if pool)
-    steps = [*_requested(requests, pools, where, cpus)]
+    if pod.is_one_of(pools.cpu_manager.system_pods):
+        cpus = pools.cpu_manager.system_pods.cpus
+    steps = [*_requested(pod, requests, pools, where, cpus)]
     steps += [
         Step("event", f"{event.at}: {event.reason}: {event.message}", cpus) for event in events
     ]
@@ -327,21 +329,27 @@ def _own(pools: NodePools, pod: Pod, container: Container) -> int:
     if kind(pools.cpu_manager).reads_classes:
         told = pod.orchestration
         return together(pod) if told and told.owns and not told.fault else 0
-    return container.whole_cpus if pools.cpu_manager.chooses and native(container) else 0
+    manager = pools.cpu_manager
+    if not (manager.chooses and outside_pools(container)) or pod.is_one_of(manager.system_pods):
+        return 0
+    return manager.eligible.cpus(container)
 
 
 def _requested(
-    requests: Mapping[Resource, int], pools: NodePools, where: str, cpus: CPUSet
+    pod: Pod, requests: Mapping[Resource, int], pools: NodePools, where: str, cpus: CPUSet
 ) -> Iterator[Step]:
     if not requests:
-        yield Step("request", "it requests no pool, so it runs on the default pool", cpus)
+        why = "it requests no pool, so it runs on the default pool"
+        if pod.is_one_of(pools.cpu_manager.system_pods):
+            why = f"it requests no pool, and {system_pods(pools.cpu_manager)}"
+        yield Step("request", why, cpus)
         yield Step("node", where, cpus)
         return
     classes = kind(pools.cpu_manager).reads_classes
     named = " and ".join(
         f"{many} whole CPUs for its pod"
         if classes and resource == POLICY_CPUS
-        else amount(resource, many)
+        else amount(resource, many, pod.qos.value if pod.qos else "")
         for resource, many in requests.items()
     )
     yield Step("request", f"it requests {named}", cpus)

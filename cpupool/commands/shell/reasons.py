@@ -12,16 +12,19 @@ from cpupool.commands.checks import plugin_rows
 from cpupool.core import withheld
 from cpupool.core.assignments import Placement, Step
 from cpupool.core.cgroups import Writer
+from cpupool.core.cpu_manager import SYSTEM_CPUS, SYSTEM_PODS
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.orchestration import QoS
 from cpupool.core.pools import PoolKind
 from cpupool.core.requests import Resource, ResourceKind
+from cpupool.core.workloads import QoSClass
 from cpupool.manager import status_json
-from cpupool.policies.view import BEST_EFFORT, DEFAULT
+from cpupool.policies.view import BEST_EFFORT, DEFAULT, SYSTEM
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from cpupool.core.cpu_manager import CPUManager
     from cpupool.core.pools import Pool
     from cpupool.manager.report import ContainerStatus, NodeStatus, PoolShare
     from cpupool.wire.json_text import Fields
@@ -32,6 +35,10 @@ _WAYS: Final = {
     Writer.NRI: "NRI: the container runtime does, before their first instruction",
     Writer.CRI: "CRI: the container runtime does, when cpupool has seen them",
     Writer.CGROUP: "the cgroup: cpupool writes it when it has seen them",
+}
+_IN_POD: Final = {
+    QoSClass.GUARANTEED.value: " in a Guaranteed pod",
+    QoSClass.BURSTABLE.value: ", with an equal limit, in a Burstable pod",
 }
 _NONE_NAMED: Final = "the kubelet has named none for it"
 
@@ -118,7 +125,8 @@ def _leaving(container: ContainerStatus) -> str:
         return f"{what} are free when it has left them"
     if (ends := changes.notice_ends_unix_s) is None:
         return f"{what} leave when its notice ends"
-    return f"{what} leave in {max(0, ceil(ends - time.time()))} s, at {_shown(ends)}"
+    left_s = max(0, ceil(ends - time.time()))
+    return f"{what} leave in {left_s} s, at {_shown(ends)}, or when no thread needs them"
 
 
 def _shown(unix_s: float) -> str:
@@ -187,18 +195,25 @@ def _request(status: NodeStatus, container: ContainerStatus) -> Step:
             # The policy of a package may serve any container.
             own, named = True, status.pools.cpu_manager.named
             request = f"no whole CPUs, and the policy {named} gives it some"
-        requests.append(request if own else amount(share.pool, share.requested))
+        asked = amount(share.pool, share.requested, container.qos)
+        requests.append(request if own else asked)
         pool = status.pools.behind(share.pool)
         cpus |= pool.cpus if pool else share.given
     return Step("request", f"it requests {' and '.join(requests)}", cpus)
 
 
-def amount(resource: Resource, requested: int) -> str:
-    """Describe how much of a resource a container requests."""
+def amount(resource: Resource, requested: int, qos: str = "") -> str:
+    """Describe how much of a resource a container requests.
+
+    Args:
+        resource: the resource.
+        requested: the amount.
+        qos: the class of its pod, Kubernetes' or another; empty where it is not known.
+    """
     if resource.kind is ResourceKind.KUBELET:
         return f"{requested} of the kubelet's own CPUs"
     if resource.kind is ResourceKind.POLICY:
-        return f"{requested} whole CPUs in a Guaranteed pod"
+        return f"{requested} whole CPUs{_IN_POD.get(qos, '')}"
     milli = " milli-CPUs" if resource.kind is ResourceKind.SHARED else ""
     return f"{requested}{milli} of {resource}"
 
@@ -343,10 +358,7 @@ def _placed(status: NodeStatus, container: ContainerStatus) -> Iterator[Step]:
     elif container.placement in {Placement.POLICY, Placement.PLUGIN}:
         yield from _owned(status, container)
     elif container.placement is Placement.DEFAULT:
-        if BEST_EFFORT in status.sets:
-            yield _classed(status, container)
-        else:
-            yield Step("default", f"it runs on {default}", container.wanted)
+        yield _sharing(status, container, default)
         if container.reason:
             yield Step("reason", container.reason, container.wanted)
     elif container.placement is Placement.CONFINED:
@@ -357,6 +369,22 @@ def _placed(status: NodeStatus, container: ContainerStatus) -> Iterator[Step]:
             yield Step("together", "the CPUs of all its pools", container.wanted)
         if container.reason:
             yield Step("kept", container.reason, container.wanted)
+
+
+def _sharing(status: NodeStatus, container: ContainerStatus, default: str) -> Step:
+    """Explain the CPUs of a container that has none of its own."""
+    if BEST_EFFORT in status.sets:
+        return _classed(status, container)
+    system = status.sets.get(SYSTEM)
+    if system and container.wanted == system:
+        return Step(SYSTEM_PODS, system_pods(status.pools.cpu_manager), container.wanted)
+    return Step("default", f"it runs on {default}", container.wanted)
+
+
+def system_pods(manager: CPUManager) -> str:
+    """Return where system pods run."""
+    names = " and ".join(manager.system_pods.namespaces)
+    return f"pods of {names} run on the CPUs of {SYSTEM_CPUS}, where nobody else runs"
 
 
 def _classed(status: NodeStatus, container: ContainerStatus) -> Step:

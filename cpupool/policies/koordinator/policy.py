@@ -30,7 +30,7 @@ from cpupool.policies.koordinator.best_effort import Load, size
 from cpupool.policies.koordinator.late_binding import LateBinding, split
 from cpupool.policies.koordinator.pod_annotations import QOS_CLASS
 from cpupool.policies.layout import Level
-from cpupool.policies.static.policy import StaticPolicy
+from cpupool.policies.static.policy import COMMON_SETTINGS, StaticPolicy
 from cpupool.policies.view import BEST_EFFORT, DEFAULT
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class KoordinatorPolicy(StaticPolicy):
         like: the koordlet to imitate, for a comparison with its recorded answers; none on a node.
     """
 
-    settings: ClassVar[frozenset[str]] = StaticPolicy.settings | {SUPPRESSION}
+    settings: ClassVar[frozenset[str]] = COMMON_SETTINGS | {SUPPRESSION}
     kubelet_options: ClassVar[tuple[str, ...]] = (
         "full-pcpus-only",
         "distribute-cpus-across-numa",

@@ -17,7 +17,7 @@ from cpupool.core.errors import NotEnoughCPUs
 from cpupool.core.workloads import ContainerRef
 from cpupool.policies.base import CPUManagerPolicy
 from cpupool.policies.qrm import pod_words
-from cpupool.policies.static.policy import StaticPolicy
+from cpupool.policies.static.policy import COMMON_SETTINGS, StaticPolicy
 from cpupool.policies.view import DEFAULT
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ QRM: Final = "qrm"
 class QRMPolicy(StaticPolicy):
     """The policy on one machine; it counts and keeps its reserved CPUs as the policy `static`."""
 
+    settings: ClassVar[frozenset[str]] = COMMON_SETTINGS
     kubelet_options: ClassVar[tuple[str, ...]] = ()
     topology_policies: ClassVar[frozenset[TopologyPolicy]] = frozenset(TopologyPolicy)
     asks_plugins: ClassVar[bool] = True

@@ -7,19 +7,25 @@ this policy never gives out a CPU that is not free.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Self
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, ClassVar, Final, Self
 from zlib import crc32
 
-from cpupool.core import default_pool
+from cpupool.core import default_pool, withheld
+from cpupool.core.assignments import Cause, CPUAssignment, Placement
 from cpupool.core.cpu_manager import (
     CPU_MANAGER,
+    ELIGIBLE,
     ON_MISFIT,
     OPTIONS,
     RESERVED,
+    SYSTEM_CPUS,
+    SYSTEM_PODS,
     TOPOLOGY_POLICY,
     TOPOLOGY_SCOPE,
+    Eligible,
     StaticOptions,
+    SystemPods,
     TopologyPolicy,
     option_name,
     option_path,
@@ -30,7 +36,7 @@ from cpupool.policies.accumulators.kubelet import Taken, take_distributed, take_
 from cpupool.policies.base import Choice, CPUManagerPolicy
 from cpupool.policies.hints import ResourceHints, generate
 from cpupool.policies.layout import Layout, Level
-from cpupool.policies.view import DEFAULT
+from cpupool.policies.view import DEFAULT, SYSTEM
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -40,6 +46,9 @@ if TYPE_CHECKING:
     from cpupool.core.workloads import Pod
     from cpupool.policies.base import ChoiceRequest
     from cpupool.policies.view import NodeView
+
+COMMON_SETTINGS: Final = frozenset({RESERVED, OPTIONS, TOPOLOGY_POLICY, TOPOLOGY_SCOPE, ON_MISFIT})
+"""The settings of the policies that derive from this one, which have other rules for owners."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +60,11 @@ class StaticPolicy(CPUManagerPolicy):
         options: the admin's options.
         reserved: CPUs that no container owns; fewer than configured if the machine has no more.
         counted: whether the configuration says only how many CPUs are reserved.
+        eligible: which containers own CPUs.
+        system_pods: the pods that have CPUs of the default pool which `layout` lacks.
     """
 
-    settings: ClassVar[frozenset[str]] = frozenset(
-        {RESERVED, OPTIONS, TOPOLOGY_POLICY, TOPOLOGY_SCOPE, ON_MISFIT}
-    )
+    settings: ClassVar[frozenset[str]] = COMMON_SETTINGS | {ELIGIBLE, SYSTEM_PODS}
     kubelet_options: ClassVar[tuple[str, ...]] = tuple(StaticOptions.names())
     needs_reserved: ClassVar[bool] = True
     sharers_stay: ClassVar[bool] = True
@@ -64,6 +73,8 @@ class StaticPolicy(CPUManagerPolicy):
     options: StaticOptions
     reserved: CPUSet
     counted: bool = False
+    eligible: Eligible = Eligible.POD
+    system_pods: SystemPods = field(default_factory=SystemPods)
 
     @classmethod
     def of_pools(cls, pools: NodePools, topology: CPUTopology) -> Self:
@@ -82,10 +93,12 @@ class StaticPolicy(CPUManagerPolicy):
             remedy = f"add {torn} to the default pool, or turn the option off"
             path = option_path("full_pcpus_only")
             raise ConfigError([Problem(what, remedy, path=path, cpus=torn)])
+        cpus -= config.system_pods.cpus
         layout = Layout.of_topology(topology, cpus)
         reserved = CPUSet() if config.reserved is None else config.reserved
         there = min(reserved, len(cpus)) if isinstance(reserved, int) else reserved & cpus
-        return cls.of(layout, config.options, there, config.topology_policy)
+        policy = cls.of(layout, config.options, there, config.topology_policy)
+        return replace(policy, eligible=config.eligible, system_pods=config.system_pods)
 
     @classmethod
     def of(
@@ -121,12 +134,11 @@ class StaticPolicy(CPUManagerPolicy):
         return cls(layout, options, reserved)
 
     def requests(self, pod: Pod) -> Mapping[str, int]:
-        """Return the containers of a Guaranteed pod that request whole CPUs, with the numbers."""
-        return {
-            container.name: container.whole_cpus
-            for container in pod.containers
-            if container.whole_cpus
-        }
+        """Return the eligible containers, with the numbers; none of a system pod."""
+        if pod.is_one_of(self.system_pods):
+            return {}
+        counts = {container.name: self.eligible.cpus(container) for container in pod.containers}
+        return {name: count for name, count in counts.items() if count}
 
     def available(self, view: NodeView) -> CPUSet:
         """Return the CPUs that have no owner and are not reserved; none of cores never whole."""
@@ -213,9 +225,27 @@ class StaticPolicy(CPUManagerPolicy):
         return Choice(taken.cpus, proven=taken.proven)
 
     def extents(self, view: NodeView) -> Mapping[str, CPUSet]:
-        """Return the rest of the default pool, without CPUs that are strictly reserved."""
-        strict = self.options.strict_cpu_reservation
-        return {DEFAULT: view.free - self.reserve(view) if strict else view.free}
+        """Return the rest of the default pool, without CPUs that are strictly reserved.
+
+        The CPUs of system pods are a set of their own, if there are such pods.
+        """
+        free, system = view.free - self.system_pods.cpus, view.free & self.system_pods.cpus
+        if self.options.strict_cpu_reservation:
+            free -= self.reserve(view)
+        return {DEFAULT: free, SYSTEM: system} if self.system_pods.cpus else {DEFAULT: free}
+
+    def shared(self, view: NodeView, pod: Pod) -> CPUAssignment:
+        """Return the default pool's CPUs, or those of system pods while there are any."""
+        if not pod.is_one_of(self.system_pods):
+            return view.default
+        cpus = self.system_pods.cpus
+        if there := view.extents[SYSTEM]:
+            return CPUAssignment(Placement.DEFAULT, default=there)
+        if cpus.isdisjoint(view.topology.online):
+            lost = withheld.why(cpus, view.topology.withheld)
+            return view.confined(Cause.OFFLINE, f"the {lost}, all of {SYSTEM_CPUS}")
+        why = f"pods own the CPUs {cpus} of {SYSTEM_CPUS}, and keep them until they end"
+        return replace(view.default, reason=why)
 
     def _refuse_parts_of_cores(self, request: ChoiceRequest, reserved: CPUSet) -> None:
         size = self.layout.usual(Level.CORE)

@@ -195,13 +195,13 @@ def _unknown(container: NRIContainer, pod: Pod | None, now: Snapshot) -> str:
 
     The kubelet's numbers show the request of a container whose pod is not listed yet.
     """
-    known = container.known
-    if known is None or not now.facts.pools.cpu_manager.chooses:
+    known, manager = container.known, now.facts.pools.cpu_manager
+    if known is None or not manager.chooses or (pod and pod.is_one_of(manager.system_pods)):
         return ""
     listed = pod is not None and pod.qos is not None
     spec = [found for found in pod.containers if found.name == known.name] if pod else []
-    asks = container.whole_cpus or container.orchestrated
-    if not (asks or any(found.whole_cpus for found in spec)):
+    asks = manager.eligible.cpus(container) or container.orchestrated
+    if not (asks or any(map(manager.eligible.cpus, spec))):
         return ""
     if not now.facts.recovered:
         return _JUST_STARTED

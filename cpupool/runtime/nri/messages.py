@@ -84,6 +84,7 @@ class NRIContainer(NamedContainer):
         state: the runtime's state of it.
         whole_cpus: the CPUs that it requests, if the kubelet's numbers show a whole number of them
             and a Guaranteed pod; 0 otherwise, and for a static pod.
+        equal_cpus: the same in a pod of any class, unless the numbers show another limit.
         orchestrated: whether the pod's label names a class that owns CPUs, or a scheduler may have
             assigned some to the pod.
         static: whether the kubelet has the pod from a file, and not from the API server.
@@ -94,6 +95,7 @@ class NRIContainer(NamedContainer):
     environment: Mapping[str, str]
     state: ContainerState
     whole_cpus: int = 0
+    equal_cpus: int = 0
     orchestrated: bool = False
     static: bool = False
     limits: Properties = NO_PROPERTIES

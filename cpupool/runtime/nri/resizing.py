@@ -37,7 +37,8 @@ def asked(message: UpdateContainer, now: Snapshot) -> int | None:
     if known is None or count is None or not facts.policy.kind.resizes:
         return None
     if not facts.recovered:
-        if count != known.owns and message.container.whole_cpus:
+        eligible = facts.pools.cpu_manager.eligible
+        if count != known.owns and eligible.cpus(message.container):
             raise OwnersUnknown
         # The agent compares the number with the grants once it knows them.
         return None

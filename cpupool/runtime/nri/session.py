@@ -39,6 +39,7 @@ from google.protobuf.message import DecodeError
 
 from cpupool.api import nri_pb2, ttrpc_pb2
 from cpupool.core.assignments import remembering
+from cpupool.core.bandwidth import PERIOD_US
 from cpupool.core.devices import allocated
 from cpupool.core.errors import RemoteProtocolError
 from cpupool.core.workloads import ContainerID, RuntimeContainer
@@ -427,13 +428,15 @@ def _sandbox(pod: nri_pb2.PodSandbox) -> RuntimeContainer | None:
 def _container(pod: nri_pb2.PodSandbox, container: nri_pb2.Container, names: Names) -> NRIContainer:
     cpu = container.linux.resources.cpu
     static = pod.annotations.get(_CONFIG_SOURCE, _API) != _API
+    requested = 0 if static else _owns(cpu) or 0
     return NRIContainer(
         ContainerID(container.id),
         _known(pod, container, names),
         read_cpu(cpu),
         dict(variable.split("=", 1) for variable in container.env if "=" in variable),
         _STATES.get(container.state, ContainerState.UNKNOWN),
-        0 if static or not _is_guaranteed(pod, container) else _owns(cpu) or 0,
+        requested if _is_guaranteed(pod, container) else 0,
+        0 if _is_unlimited(cpu) else requested,
         may_own(pod.labels, pod.annotations),
         static=static,
         limits=read_limits(container.linux.resources.memory),
@@ -478,7 +481,7 @@ def _owns(cpu: nri_pb2.LinuxCPU) -> int | None:
     pkg/kubelet/cm/helpers_linux.go (MilliCPUToShares).
 
     Returns:
-        The number; 0 for no whole number, None where the numbers do not say.
+        The number; 0 for no whole number or for another limit, None where the numbers do not say.
     """
     parts, per_cpu = cpu.shares.value, _SHARES_PER_CPU
     if parts == _MOST_SHARES:
@@ -486,7 +489,17 @@ def _owns(cpu: nri_pb2.LinuxCPU) -> int | None:
     if not (parts and per_cpu):
         return None
     cpus, rest = divmod(parts, per_cpu)
-    return 0 if rest else cpus
+    limit_us, period_us = cpu.quota.value, cpu.period.value or PERIOD_US
+    return 0 if rest or (limit_us > 0 and limit_us != cpus * period_us) else cpus
+
+
+def _is_unlimited(cpu: nri_pb2.LinuxCPU) -> bool:
+    """Return whether a container has no cpu limit, by the kubelet's numbers alone.
+
+    The kubelet writes a period without a quota. Without a period it writes no limits at all
+    (`cpuCFSQuota: false`). An agent lifts the quota of an owner: then it is negative.
+    """
+    return bool(cpu.period.value) and not cpu.quota.value
 
 
 def _is_guaranteed(pod: nri_pb2.PodSandbox, container: nri_pb2.Container) -> bool:

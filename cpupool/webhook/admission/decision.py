@@ -15,6 +15,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 from cpupool.core import visible
+from cpupool.core.cpu_manager import Eligible
 from cpupool.core.errors import Problem, QuantityError, Severity, errors_in
 from cpupool.core.names import (
     CONTAINER_NAME,
@@ -241,6 +242,8 @@ def _owns_whole_cpus(pod: PodRequests, rules: Rules) -> bool:
     if resources.own.requests or resources.own.limits:
         return False
     try:
+        if rules.eligible is Eligible.CONTAINER:
+            return any(written.equal_cpus for _, written in resources.containers)
         whole = any(written.whole_cpus for _, written in resources.containers)
         guaranteed = resources.qos is QoSClass.GUARANTEED
     except QuantityError:

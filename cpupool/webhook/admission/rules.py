@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
-from cpupool.core.cpu_manager import USUAL_NOTICE_S
+from cpupool.core.cpu_manager import USUAL_NOTICE_S, Eligible
 from cpupool.core.names import ENABLE_SHARED_CPUS, Names
 from cpupool.core.pools import MILLI_PER_CPU, HyperThreadingPolicy, PoolKind
 from cpupool.core.requests import ResourceKind
@@ -44,7 +44,7 @@ class RequiredAgent(Enum):
     EXCLUSIVE = "exclusive"
     """Pods that request exclusive CPUs of a pool."""
     GUARANTEED = "guaranteed"
-    """These, and Guaranteed pods with a container that requests whole CPUs."""
+    """These, and pods with a container that a CPU manager policy may give its whole request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +80,7 @@ class Rules:
             and `dynamic`, whose words have our domain, so that a wrong one is wrong on any node.
         max_notice_s: the longest notice that any node gives before it takes CPUs.
         schedulers: the accounts that may assign CPUs by `resource-status`.
+        eligible: which containers get CPUs of their own on any node.
     """
 
     names: Names = field(default_factory=Names)
@@ -92,6 +93,7 @@ class Rules:
     policies: tuple[type[CPUManagerPolicy], ...] = (DynamicPolicy,)
     max_notice_s: int = USUAL_NOTICE_S
     schedulers: frozenset[str] = frozenset({KOORD_SCHEDULER})
+    eligible: Eligible = Eligible.POD
 
     def knowing(self, files: Sequence[NodePools]) -> Rules:
         """Return the rules with these pool files instead; no files means that none are known.
@@ -107,6 +109,11 @@ class Rules:
             koordinator=any(each is None or each.reads_classes for each in policies),
             policies=tuple(dict.fromkeys(filter(None, (DynamicPolicy, *policies, *others)))),
             max_notice_s=longest_notice_s(files),
+            eligible=max(
+                (file.cpu_manager.eligible for file in files),
+                key=list(Eligible).index,
+                default=Eligible.POD,
+            ),
         )
 
     def limit_milli(self, container: ContainerRequests) -> int | None:

@@ -7,7 +7,6 @@ The proposal's machine has 80 CPUs, 0-39 on NUMA node 0 and 40-79 on node 1.
 from __future__ import annotations
 
 import signal
-import sys
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,7 @@ from cpupool.core.workloads import ContainerRef
 from cpupool.plugins.nic import BANDWIDTH, NEAR_NIC
 from cpupool.qrm import answer_record
 from tests.machines import Machine
-from tests.processes import Process
+from tests.processes import ForkedProcess, Process
 from tests.scenarios.seeds.examples import values
 from tests.scenarios.test_agent_process import living
 from tests.scenarios.test_plugins_are_seen import allocatable, listed
@@ -119,9 +118,9 @@ def plugins(world: World, config: str, *names: str) -> Iterator[list[Process]]:
 
 @contextmanager
 def plugin(world: World, name: str, end: int = signal.SIGTERM) -> Iterator[Process]:
-    process = Process(
-        *(sys.executable, "-W", "error", "-m", "cpupool", "resource-plugin", name),
-        *("--host-root", world.folder, "--config", world.folder / "plugins/config.yaml"),
+    process = ForkedProcess(
+        *("resource-plugin", name, "--host-root", world.folder),
+        *("--config", world.folder / "plugins/config.yaml"),
     )
     with process.collecting(end):
         yield process

@@ -76,13 +76,12 @@ def node(folder: Path) -> Node:
 
 
 @pytest.fixture
-def pinned(node: Node) -> Iterator[list[int]]:
-    """Give the container a thread for CPU 0, and one for all CPUs; return their ids."""
-    tids, ready, ends = list[int](), threading.Barrier(3), threading.Event()
+def pinned(node: Node) -> Iterator[int]:
+    """Give the container a thread for CPU 0, whose id is returned, and one for all CPUs."""
+    ready, ends = threading.Barrier(3), threading.Event()
 
     def run(cpus: set[int]) -> None:
         os.sched_setaffinity(0, cpus)
-        tids.append(threading.get_native_id())
         ready.wait(DEADLINE_S)
         ends.wait(DEADLINE_S)
 
@@ -91,8 +90,10 @@ def pinned(node: Node) -> Iterator[list[int]]:
     for thread in threads:
         thread.start()
     ready.wait(DEADLINE_S)
-    (node.cgroup / "cgroup.threads").write_text("".join(f"{tid}\n" for tid in tids))
-    yield tids
+    listed = "".join(f"{thread.native_id}\n" for thread in threads)
+    (node.cgroup / "cgroup.threads").write_text(listed)
+    assert threads[0].native_id
+    yield threads[0].native_id
     ends.set()
     for thread in threads:
         thread.join()
@@ -139,11 +140,11 @@ def test_pods_that_have_only_a_cgroup_remain(node: Node) -> None:
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0) | {0}) < 2, reason="two CPUs are needed")
-def test_a_thread_that_is_pinned_to_what_leaves_needs_it(node: Node, pinned: list[int]) -> None:
+def test_a_thread_that_is_pinned_to_what_leaves_needs_it(node: Node, pinned: int) -> None:
     assert node.owners.needs(REF, CPUSet.of(0)) is None, "no cgroup is known"
     node.swept("2-3")
     assert node.owners.needs(REF, CPUSet.of(0, 5))
-    os.sched_setaffinity(pinned[0], os.sched_getaffinity(0))
+    os.sched_setaffinity(pinned, os.sched_getaffinity(0))
     assert not node.owners.needs(REF, CPUSet.of(0, 5))
     # One that the agent does not see may need it.
     with (node.cgroup / "cgroup.threads").open("a") as file:

@@ -100,6 +100,25 @@ def test_what_is_printed_for_a_cpu_manager_policy_gives_the_scheduler_its_cpus(
     assert "raise cpuManager.reserved" in refused
 
 
+def test_the_scheduler_does_not_count_the_cpus_of_system_pods(
+    asked: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    system = "{namespaces: [kube-system], cpus: 2-3}"
+    manager = f"cpuManager: {{policy: static, reserved: 0-1, systemPods: {system}}}\n"
+    (tmp_path / "poolconfig-a.yaml").write_text(manager)
+    assert cli.main(asked) == 0
+    printed = capsys.readouterr().out
+    assert "the 2 that cpuManager reserves,\n# and the 2 of system pods. The scheduler" in printed
+    assert yaml.safe_load(printed)["systemReserved"]["cpu"] == "4"
+    assert max(map(len, printed.splitlines())) <= 100
+    (tmp_path / "kubelet.yaml").write_text(printed)
+    assert cli.main([*asked, "--check", str(tmp_path / "kubelet.yaml")]) == 0
+    said = capsys.readouterr().out
+    assert "gives out 28 and reserves 0-1 and keeps 2-3 for system pods" in said
+    assert cli.main([*asked, "--reserve", "3"]) == 2
+    assert "more than the 2 CPUs (0-1) that cpuManager reserves" in capsys.readouterr().err
+
+
 def test_where_the_kubelet_gives_out_cpus_itself_it_keeps_the_shared_ones(
     asked: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

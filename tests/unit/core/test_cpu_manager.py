@@ -1,14 +1,23 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
 from cpupool.core.cpu_manager import (
     CPUManager,
+    Eligible,
     Misfit,
     StaticOptions,
     Suppression,
+    SystemPods,
     TopologyPolicy,
 )
 from cpupool.core.cpuset import CPUSet
+from cpupool.core.workloads import Container, Pod, PodUID, QoSClass
+from tests import builders
 
+SYSTEM = SystemPods(("kube-system", "monitoring"), CPUSet.of(2, 3))
 STATIC = CPUManager("static", 2, StaticOptions(full_pcpus_only=True))
 
 
@@ -42,6 +51,8 @@ def test_an_edit_is_described_by_the_settings_that_differ() -> None:
         on_misfit=Misfit.SHARE,
         suppression=Suppression(50, 10),
         max_notice_s=5,
+        eligible=Eligible.CONTAINER,
+        system_pods=SYSTEM,
     )
     assert list(STATIC.changes(later)) == [
         "cpuManager.policy from static to koordinator",
@@ -50,5 +61,59 @@ def test_an_edit_is_described_by_the_settings_that_differ() -> None:
         "cpuManager.onMisfit from hold to share",
         "cpuManager.resourceUsedThresholdWithBE from off to 50 %, at least 10 %",
         "cpuManager.maxNoticeSeconds from 10 to 5",
+        "cpuManager.eligible from pod to container",
+        "cpuManager.systemPods from off to CPUs 2-3 for kube-system, monitoring",
     ]
     assert list(later.changes(later)) == []
+
+
+@pytest.mark.parametrize(
+    ("container", "counts"),
+    [
+        pytest.param(Container("a", whole_cpus=2, equal_cpus=2), (2, 2), id="of a Guaranteed pod"),
+        pytest.param(Container("a", equal_cpus=2), (0, 2), id="of a Burstable pod"),
+        pytest.param(Container("a", request_milli=2000), (0, 0), id="with another limit"),
+    ],
+)
+def test_a_container_is_eligible_by_its_pod_or_alone(
+    container: Container, counts: tuple[int, int]
+) -> None:
+    assert (Eligible.POD.cpus(container), Eligible.CONTAINER.cpus(container)) == counts
+
+
+@pytest.mark.parametrize(
+    ("pod", "system"),
+    [
+        pytest.param(builders.pod("web"), False, id="of another namespace"),
+        pytest.param(replace(builders.pod("dns"), namespace="kube-system"), True, id="system"),
+        pytest.param(
+            replace(builders.pod("dns", cgroup_uid="f00d"), namespace="monitoring"),
+            False,
+            id="static",
+        ),
+        pytest.param(
+            replace(
+                builders.pod("dns", builders.container(), builders.container("b", exclusive_a=1)),
+                namespace="kube-system",
+            ),
+            False,
+            id="with a pool",
+        ),
+        pytest.param(
+            Pod(PodUID("dc6a-11"), "kube-system", "dns", None, ()), True, id="not listed yet"
+        ),
+        pytest.param(
+            Pod(PodUID("dc6a11"), "kube-system", "etcd", None, ()), False, id="static, not listed"
+        ),
+        pytest.param(
+            Pod(PodUID("dc6a11"), "kube-system", "dns", QoSClass.BURSTABLE, ()),
+            True,
+            id="with an id of hexadecimal digits",
+        ),
+    ],
+)
+def test_system_pods_are_those_of_the_namespaces_without_pools_and_static_pods(
+    pod: Pod, *, system: bool
+) -> None:
+    assert pod.is_one_of(SYSTEM) is system
+    assert not pod.is_one_of(SystemPods())

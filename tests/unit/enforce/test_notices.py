@@ -5,8 +5,10 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import pytest
+
 from cpupool.core.assignments import MemoryNodes
-from cpupool.core.cpu_manager import CPUManager
+from cpupool.core.cpu_manager import CPUManager, Eligible
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.pools import NodePools, Pool
 from cpupool.core.workloads import ContainerID
@@ -18,8 +20,6 @@ from tests.machines import MACHINES
 from tests.memory import having
 
 if TYPE_CHECKING:
-    import pytest
-
     from cpupool.core.workloads import Pod
 
 POD = builders.pod("web")
@@ -64,13 +64,17 @@ def test_a_notice_that_does_not_last_is_no_event() -> None:
     assert notices.due_s == math.inf
 
 
-def test_a_container_with_pools_and_whole_cpus_has_its_pools_alone() -> None:
-    pod = builders.pod("web", builders.container(exclusive_a=1, cpu=2000))
+@pytest.mark.parametrize("eligible", Eligible)
+def test_a_container_with_pools_and_whole_cpus_has_its_pools_alone(eligible: Eligible) -> None:
+    main = builders.container(exclusive_a=1, cpu=2000)
+    if eligible is Eligible.CONTAINER:
+        main = replace(main, whole_cpus=0, equal_cpus=2)
+    pod = builders.pod("web", main)
     node = Manager()
     pools = NodePools.of(
         Pool.named("exclusive_a", "8-9"),
         Pool.named("default", "0-7"),
-        cpu_manager=CPUManager("static", reserved=1),
+        cpu_manager=CPUManager("static", reserved=1, eligible=eligible),
     )
     node.reconfigure(pools, MACHINES["arm_no_smt"].topology())
     node.observe(pods=[pod])

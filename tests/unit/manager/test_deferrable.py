@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cpupool.core.cpu_manager import CPUManager
+from cpupool.core.cpu_manager import CPUManager, Eligible
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.grants import PodOwner
 from cpupool.core.pools import NodePools, Pool
@@ -75,6 +75,17 @@ def test_one_that_owns_or_may_own_is_looked_at_at_once(pod: Pod) -> None:
     now = node(pod).snapshot()
     assert not deferrable.shares(now, pod)
     assert not deferrable.moves_nothing(node().snapshot(), [pod])
+
+
+@pytest.mark.parametrize("eligible", Eligible)
+def test_a_container_with_an_equal_limit_owns_where_it_is_eligible_alone(
+    eligible: Eligible,
+) -> None:
+    manager = CPUManager("static", CPUSet.of(1), eligible=eligible)
+    pools = NodePools.of(Pool.named("default", "1-7"), cpu_manager=manager)
+    pod = builders.pod("db", replace(builders.container(), equal_cpus=2))
+    now = node(pools=pools).snapshot()
+    assert deferrable.shares(now, pod) == (eligible is Eligible.POD)
 
 
 def test_one_that_owns_what_it_requests_no_longer_is_looked_at_at_once() -> None:

@@ -38,3 +38,9 @@ def test_a_part_of_a_cpu_keeps_its_own_limit(
     cpu: int, wanted: set[str], limit: Limit | None
 ) -> None:
     assert cpu_limit.of_policy(builders.container(cpu=cpu), wanted) == limit
+
+
+@pytest.mark.parametrize(("equal", "limit"), [(2, Limit(None)), (0, None)])
+def test_a_whole_request_needs_no_guaranteed_pod(equal: int, limit: Limit | None) -> None:
+    container = replace(builders.container(), equal_cpus=equal)
+    assert cpu_limit.of_policy(container, {"main"}) == limit

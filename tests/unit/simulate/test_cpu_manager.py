@@ -11,8 +11,10 @@ import pytest
 from cpupool.core.cpu_manager import (
     STATIC,
     CPUManager,
+    Eligible,
     Misfit,
     StaticOptions,
+    SystemPods,
     TopologyPolicy,
 )
 from cpupool.core.cpuset import CPUSet
@@ -82,6 +84,29 @@ def test_a_container_of_whole_cpus_gets_its_own_and_a_part_of_a_cpu_shares() -> 
     (placed,) = outcome.placements
     assert (placed.requested, placed.nodes, placed.steps[-1].rule) == (2, (0,), "cpuManager")
     assert outcome.summary.utilisation == 2 / 28
+
+
+def test_a_container_may_be_eligible_alone_and_a_system_pod_owns_nothing() -> None:
+    pools = NodePools.of(
+        cpu_manager=CPUManager(
+            "static",
+            CPUSet.of(0, 16),
+            eligible=Eligible.CONTAINER,
+            system_pods=SystemPods(("kube-system",), CPUSet.of(1, 17)),
+        )
+    )
+    database = replace(container(2, "db"), whole_cpus=0, equal_cpus=2)
+    system = workload.pod_of("kube-system/dns", [container(2)])
+    pod = comes("p", 0, database, container(0.5, "logs"))
+    events = (pod, workload.arrival(0, system, {}, {}))
+
+    outcome = simulate(*events, pools=pools)
+    assert cpus(outcome) == {"p/db": "2,18"}
+    # The kubelet has no such settings.
+    outcome = simulate(*events, pools=pools, policy=simulation.KUBELET_PACKED)
+    assert [(one.container, str(one.cpus)) for one in outcome.running] == [
+        ("kube-system/dns/c", "1,17")
+    ]
 
 
 def test_the_reasons_of_the_policy_are_those_of_each_container() -> None:

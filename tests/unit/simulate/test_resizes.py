@@ -245,6 +245,8 @@ class TestUnderDynamic:
         assert cpus(outcome) == {"p/c": "1-2,17-18"}
         (placed,) = outcome.placements
         assert (placed.requested, placed.at_s, placed.waited_s) == (4, 0, 0)
+        (why,) = (step.why for step in placed.steps if step.rule == "resize")
+        assert why == "from cpu 2 to 4: it got CPUs 2,18"
         assert [moment.utilisation for moment in outcome.series] == [2 / 28, 4 / 28]
 
     def test_the_cpus_of_a_shrink_are_free_when_the_notice_ends(self, trace: Trace) -> None:

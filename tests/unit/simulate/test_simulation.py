@@ -417,6 +417,34 @@ def test_a_trace_keeps_native_requests_and_only_guaranteed_pods_own_whole_cpus(q
     assert workload.read("again.jsonl", workload.write(events)) == events
 
 
+def test_a_trace_keeps_limits_beside_requests_and_equal_ones_count_in_any_pod() -> None:
+    asked = ((2, 2), (2, 3), (1.5, 1.5), (2, None))
+    containers = [
+        {"name": str(number), "cpu": cpu} | ({"limit": limit} if limit else {})
+        for number, (cpu, limit) in enumerate(asked)
+    ]
+    line = {"at_s": 0, "pod": "ns/a", "qos": "Burstable", "containers": containers}
+    resize = {"at_s": 1, "pod": "ns/a", "resize": {"0": 3, "1": 4, "3": 1}}
+
+    events = workload.read("trace.jsonl", f"{json.dumps(line)}\n{json.dumps(resize)}\n")
+
+    before, after = (
+        [(one.whole_cpus, one.equal_cpus) for one in event.pod.containers] for event in events
+    )
+    assert before == [(0, 2), (0, 0), (0, 0), (0, 0)]
+    # The limit of a container follows its request.
+    assert after == [(0, 3), (0, 4), (0, 0), (0, 0)]
+    assert workload.read("again.jsonl", workload.write(events)) == events
+
+
+@pytest.mark.parametrize(("qos", "limit"), [("Guaranteed", 3), ("Guaranteed", 1), ("Burstable", 1)])
+def test_a_limit_that_no_such_pod_has_is_refused(qos: str, limit: int) -> None:
+    containers = [{"name": "c", "cpu": 2, "limit": limit}]
+    line = {"at_s": 0, "pod": "ns/a", "qos": qos, "containers": containers}
+    with pytest.raises(ConfigError, match=f"the limit of c is {limit}, and its cpu 2"):
+        workload.read("trace.jsonl", json.dumps(line))
+
+
 def test_random_pods_ask_for_what_pools_can_give_and_load_them_as_asked() -> None:
     policy = PoolPolicy(bind=CPUBindPolicy.FULL_PHYSICAL_CORES)
     pools = NodePools.of(

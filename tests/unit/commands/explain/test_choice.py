@@ -193,7 +193,7 @@ def test_cpus_that_the_cpu_manager_policy_has_chosen(
 
     assert explain(file, node.status(web="0-1"), "web") == 0
     assert steps(capsys.readouterr().out)[:2] == [
-        "request: it requests 2 whole CPUs in a Guaranteed pod => 0-1",
+        "request: it requests 2 whole CPUs, with an equal limit, in a Burstable pod => 0-1",
         "cpuManager: the policy lowest has chosen them for the whole pod => 0-1",
     ]
 
@@ -273,7 +273,7 @@ def test_resizes_are_told_with_their_times_and_the_cpus_that_leave(
         "own: they are its own => 2-5",
         (
             "leaving: a resize changes its CPUs from 2-5 to 2-4; CPUs 5 leave in 2 s, at"
-            " 2026-11-22T14:00:05Z => 2-4"
+            " 2026-11-22T14:00:05Z, or when no thread needs them => 2-4"
         ),
     ]
 

@@ -82,7 +82,7 @@ class TestSimulation:
         assert cli.main(["explain", "web", *arguments]) == 1
         assert capsys.readouterr().out == (
             "default/web/main: no CPUs\n"
-            "  1. request: it requests 3 whole CPUs in a Guaranteed pod => none\n"
+            "  1. request: it requests 3 whole CPUs => none\n"
             "  2. held: no CPUs on one node => none\n"
         )
 

@@ -14,9 +14,11 @@ from cpupool.commands.pictures.painting import Mark, Painting, paint_pools
 from cpupool.commands.shell import reasons
 from cpupool.core.assignments import Placement
 from cpupool.core.cgroups import Writer
+from cpupool.core.cpu_manager import CPUManager, SystemPods
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.pools import MixedCPUs, NodePools, Pool
 from cpupool.manager.report import ContainerStatus, NodeStatus, OwnChanges
+from cpupool.policies.view import DEFAULT, SYSTEM
 from tests.machines import MACHINES, Machine
 from tests.pictures import POOLS, TELCO, ids
 
@@ -215,15 +217,20 @@ class TestNodeStatus:
         )
         for shown, said in (
             (begins, "CPUs 4-5 leave when its notice ends."),
-            (owner, "CPUs 4-5 leave in 2 s, at 2026-11-22T14:00:05Z."),
+            (
+                owner,
+                "CPUs 4-5 leave in 2 s, at 2026-11-22T14:00:05Z, or when no thread needs them.",
+            ),
             (over, "CPUs 4-5 are free when it has left them."),
         ):
             out = io.StringIO()
-            status = NodeStatus(NodePools(), (shown,))
+            pools = NodePools.of(cpu_manager=CPUManager("dynamic", 2))
+            status = NodeStatus(pools, (shown,))
             drawing.show(drawing.node_status(TELCO.topology(), status), out)
 
             words = " ".join(out.getvalue().split())
             assert f"a/web/c: a resize changes its CPUs from 2-5 to 2-3; {said}" in words
+            assert "CPUs with an owner: 2-5." in words
             assert ids(out.getvalue(), "-") == [4, 5]
             assert ids(out.getvalue(), "A") == [2, 3]
             assert ("not moved yet" in words) == (shown is over)
@@ -254,6 +261,16 @@ class TestNodeStatus:
             words = out.getvalue().split()
             assert verdict in " ".join(words)
             assert "a/confined/c" in words
+
+    @pytest.mark.parametrize(("cpus", "shown"), [("2-3", "2-3"), ("", "none")])
+    def test_the_cpus_of_system_pods_are_said(self, cpus: str, shown: str) -> None:
+        system = SystemPods(("kube-system", "monitoring"), CPUSet.of(2, 3))
+        pools = NodePools.of(cpu_manager=CPUManager("static", 1, system_pods=system))
+        status = NodeStatus(pools, (), sets={DEFAULT: CPUSet.of(0), SYSTEM: CPUSet.parse(cpus)})
+        out = io.StringIO()
+        drawing.show(drawing.node_status(TELCO.topology(), status), out)
+
+        assert f"CPUs of system pods (kube-system, monitoring): {shown}.\n" in out.getvalue()
 
     def test_nothing_is_listed_when_all_is_well(self) -> None:
         status = NodeStatus(NodePools(), (container("a/good/c", wanted="2-3", found="2-3"),))

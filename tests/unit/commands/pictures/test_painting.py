@@ -3,6 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cpupool.commands.pictures.painting import Painting, paint, paint_pools
+from cpupool.core.cpu_manager import CPUManager, SystemPods
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.pool_policy import CPUBindPolicy, PoolPolicy
 from cpupool.core.pools import NodePools, Pool
@@ -48,6 +49,16 @@ class TestPaintPools:
         assert [painting.marks[cpu].symbol for cpu in range(6)] == ["B", "B", "B", "+", "A", "A"]
         assert painting.legend[-1].name == "default + shared_a"
         assert painting.legend[-1].cpus == CPUSet.of(3)
+
+    def test_the_cpus_of_system_pods_are_none_of_the_default_pool(self) -> None:
+        system = SystemPods(("kube-system", "monitoring"), CPUSet.of(2, 3))
+        manager = CPUManager("static", 1, system_pods=system)
+        for pools in ([], [Pool.named("default", "0-31")]):
+            painting = paint_pools(NodePools.of(*pools, cpu_manager=manager), TELCO.topology())
+
+            default, row = painting.legend
+            assert (str(default.cpus), str(row.cpus)) == ("0-1,4-31", "2-3")
+            assert (row.name, row.note) == ("system pods", "only pods of kube-system, monitoring")
 
 
 class TestPaint:

@@ -208,6 +208,34 @@ def test_whole_cpus_of_a_guaranteed_pod_come_from_the_cpu_manager_policy(
     assert "it requests no pool, so it runs on the default pool" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("eligible", ["pod", "container"])
+def test_a_container_of_a_burstable_pod_owns_cpus_by_its_own_limit_where_that_counts(
+    cluster: Login, capsys: pytest.CaptureFixture[str], eligible: str
+) -> None:
+    manager = f"cpuManager: {{policy: static, reserved: 1, eligible: {eligible}}}\n"
+    policy = DPDK.replace('default: {cpus: "0"}', 'default: {cpus: "0,6-9"}') + manager
+    cluster.server.keep_config_map(CONFIG_MAP, dpdk=policy)
+    db = {"name": "main", "resources": {"limits": {"cpu": "2"}}}
+    cluster.server.set_pods([pod("db", db)])
+    assert explain(cluster, "db") == 0
+    printed = capsys.readouterr().out
+    owns = "1. request: it requests 2 whole CPUs, with an equal limit, in a Burstable pod => 0,6-9"
+    assert (owns in printed) == (eligible == "container")
+
+
+def test_a_system_pod_runs_on_the_cpus_of_its_namespace(
+    cluster: Login, capsys: pytest.CaptureFixture[str]
+) -> None:
+    system = 'systemPods: {namespaces: [web], cpus: "6-7"}'
+    manager = f"cpuManager: {{policy: static, reserved: 1, {system}}}\n"
+    policy = DPDK.replace('default: {cpus: "0"}', 'default: {cpus: "0,6-9"}') + manager
+    cluster.server.keep_config_map(CONFIG_MAP, dpdk=policy)
+    cluster.server.set_pods([pod("dns", container())])
+    assert explain(cluster, "dns") == 0
+    why = "pods of web run on the CPUs of cpuManager.systemPods.cpus, where nobody else runs"
+    assert f"1. request: it requests no pool, and {why} => 6-7" in capsys.readouterr().out
+
+
 def test_an_owner_of_koordinators_classes_has_the_cpus_that_its_pod_requests(
     cluster: Login, capsys: pytest.CaptureFixture[str]
 ) -> None:

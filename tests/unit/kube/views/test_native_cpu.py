@@ -76,6 +76,30 @@ def test_the_static_cpu_manager_gives_whole_cpus_to_guaranteed_pods(
 
 
 @pytest.mark.parametrize(
+    ("containers", "equal"),
+    [
+        pytest.param([asks("a", cpu="2"), asks("b")], (2, 0), id="Burstable"),
+        pytest.param([asks("a", cpu="2"), asks("b", cpu="1")], (2, 1), id="Guaranteed"),
+        pytest.param([asks("a", cpu="2", request="1"), asks("b")], (0, 0), id="another limit"),
+        pytest.param([asks("a", cpu="1500m"), asks("b")], (0, 0), id="a fraction"),
+    ],
+)
+def test_an_equal_limit_counts_in_a_pod_of_any_class(
+    containers: list[dict[str, Any]], equal: tuple[int, ...]
+) -> None:
+    read = views.pod(pod(*containers), Names())
+    assert tuple(each.equal_cpus for each in read.containers) == equal
+
+
+@pytest.mark.parametrize(
+    "resources", [{"limits": {"cpu": "4"}}, {"requests": {"memory": "1Gi"}}], ids=["cpu", "memory"]
+)
+def test_nor_does_it_in_a_pod_with_resources_of_its_own(resources: dict[str, Any]) -> None:
+    read = views.pod(pod(asks("a", cpu="2"), resources=resources), Names())
+    assert [(each.whole_cpus, each.equal_cpus) for each in read.containers] == [(0, 0)]
+
+
+@pytest.mark.parametrize(
     ("annotations", "balanced"),
     [
         pytest.param({}, (True, True), id="none"),

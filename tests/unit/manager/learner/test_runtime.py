@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cpupool.core.cgroups import POD_ITSELF
+from cpupool.core.cpu_manager import CPUManager, Eligible
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import RuntimeAwaitsAnswer
 from cpupool.core.pools import NodePools, Pool
@@ -276,3 +277,20 @@ def test_the_choices_on_containers_are_asked_for_unless_the_runtime_names_them_b
     learner.learn(found, 100.0)
     learner.recall_choices(found)
     assert ("main-id" in manager.snapshot().facts.sighted) is not nri
+
+
+@pytest.mark.parametrize("eligible", Eligible)
+def test_a_container_with_a_limit_may_have_been_eligible_whatever_it_requests_today(
+    eligible: Eligible,
+) -> None:
+    resized = builders.pod("db", replace(builders.container(), limit_milli=3000))
+    chosen = replace(reported(resized.uid), chosen=CPUSet.parse("4"))
+    runtime = ModelRuntime(here=True, containers=(chosen,))
+    policy = CPUManager("static", CPUSet.of(0), eligible=eligible)
+    pools = NodePools.of(Pool.named("default", "0-7"), cpu_manager=policy)
+    manager, learner = learning(Outside((resized,)), runtime, pools)
+    found = here(resized.uid, "main-id")
+    learner.learn(found, 100.0)
+    learner.recall_choices(found)
+    recalled = "main-id" in manager.snapshot().facts.sighted
+    assert recalled is (eligible is Eligible.CONTAINER)

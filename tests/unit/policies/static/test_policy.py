@@ -5,7 +5,14 @@ from typing import Any
 
 import pytest
 
-from cpupool.core.cpu_manager import STATIC, CPUManager, StaticOptions, TopologyHint, TopologyPolicy
+from cpupool.core.cpu_manager import (
+    STATIC,
+    CPUManager,
+    StaticOptions,
+    SystemPods,
+    TopologyHint,
+    TopologyPolicy,
+)
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import ConfigError, NotEnoughCPUs, SMTAlignmentError
 from cpupool.core.grants import Grants
@@ -16,7 +23,7 @@ from cpupool.manager.manager import Manager
 from cpupool.policies.base import ChoiceRequest
 from cpupool.policies.layout import Layout, Place
 from cpupool.policies.static.policy import StaticPolicy
-from cpupool.policies.view import DEFAULT, NodeView
+from cpupool.policies.view import DEFAULT, SYSTEM, NodeView
 from tests import builders
 from tests.machines import MACHINES, Machine
 
@@ -84,6 +91,41 @@ def test_only_whole_cpus_are_wanted() -> None:
         builders.container("none"),
     )
     assert policy().requests(pod) == {"init": 2, "main": 1}
+
+
+@pytest.mark.parametrize("numbered", [False, True])
+def test_the_cpus_of_system_pods_are_a_set_of_their_own(*, numbered: bool) -> None:
+    machine = MACHINES["telco_2s_2n_16c32t"].topology()
+    pods = SystemPods(("kube-system",), CPUSet.parse("0-1,16"))
+    manager = CPUManager("static", 2 if numbered else CPUSet.of(2, 18), system_pods=pods)
+    pools = NodePools.of(cpu_manager=manager)
+    made = StaticPolicy.of_pools(pools, machine)
+    everything = NodeView(machine, pools, machine.online)
+    # A number takes none of them, and a whole core before the rest of one.
+    assert str(made.reserved) == "2,18"
+    assert made.available(everything) == machine.online - CPUSet.parse("0-2,16,18")
+    assert made.extents(everything) == {
+        DEFAULT: machine.online - pods.cpus,
+        SYSTEM: pods.cpus,
+    }
+    taken = replace(everything, barred=CPUSet.of(1))
+    assert made.extents(taken)[SYSTEM] == CPUSet.of(0, 16)
+    strict = replace(made, options=StaticOptions(strict_cpu_reservation=True))
+    assert strict.extents(everything)[DEFAULT] == machine.online - CPUSet.parse("0-2,16,18")
+
+
+def test_a_core_with_a_cpu_of_system_pods_is_never_whole() -> None:
+    machine = MACHINES["telco_2s_2n_16c32t"].topology()
+    manager = CPUManager(
+        "static",
+        CPUSet.of(0, 16),
+        StaticOptions(full_pcpus_only=True),
+        system_pods=SystemPods(("kube-system",), CPUSet.of(1)),
+    )
+    pools = NodePools.of(cpu_manager=manager)
+    made = StaticPolicy.of_pools(pools, machine)
+    free = made.available(NodeView(machine, pools, machine.online))
+    assert free == machine.online - CPUSet.parse("0-1,16-17")
 
 
 def test_the_chosen_nodes_are_used_first_and_the_others_for_the_rest() -> None:

@@ -69,33 +69,34 @@ def entries(key: bytes, count: int) -> bytes:
 
 
 @pytest.mark.parametrize(
-    "answer",
+    "answered",
+    # Millions of bytes, made by the process that sends them, not by each that finds the tests.
     [
-        pytest.param(entries(b"\x0a", 460_000), id="one pod again and again"),
+        pytest.param(lambda: entries(b"\x0a", 460_000), id="one pod again and again"),
         pytest.param(
-            b"".join(entry(1, f"{pod}", b"") for pod in range(200_000)), id="too many pods"
+            lambda: b"".join(entry(1, f"{pod}", b"") for pod in range(200_000)), id="too many pods"
         ),
         pytest.param(
-            b"".join(
+            lambda: b"".join(
                 entry(1, f"{pod}", entry(1, "", b"\x0a\x04\x12\x02\x42\x00" * 5))
                 for pod in range(60_000)
             ),
             id="too many containers, each with answers",
         ),
-        pytest.param(b"\x0a\x00" * 1_400_000, id="pods without a name"),
+        pytest.param(lambda: b"\x0a\x00" * 1_400_000, id="pods without a name"),
         pytest.param(
-            b"".join(entry(1, f"{pod}", b"") for pod in range(150_000)) + b"\xff",
+            lambda: b"".join(entry(1, f"{pod}", b"") for pod in range(150_000)) + b"\xff",
             id="no message at its end",
         ),
-        pytest.param(b"\xff" * 2_800_000, id="no message"),
-        pytest.param(b"\x0a\x00" * 2_200_000, id="too long"),
+        pytest.param(lambda: b"\xff" * 2_800_000, id="no message"),
+        pytest.param(lambda: b"\x0a\x00" * 2_200_000, id="too long"),
     ],
 )
 def test_a_list_that_is_refused_leaves_nothing(
-    double: PluginDouble, plugin: ResourcePlugin, answer: bytes
+    double: PluginDouble, plugin: ResourcePlugin, answered: Callable[[], bytes]
 ) -> None:
     """Without the collector: an error may be kept, but not what its frames have."""
-    double.answers("GetResourcesAllocation", answer)
+    double.answers("GetResourcesAllocation", answered())
     errors, resident = list[PluginError](), list[int]()
     gc.collect()
     gc.disable()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cpupool.core.cgroups import FoundContainer
 from cpupool.core.cpu_manager import CPUManager, Misfit
@@ -24,15 +24,18 @@ if TYPE_CHECKING:
     from tests.nri_pods import Container
 
 
-def govern(agent: Agent, on_misfit: Misfit = Misfit.HOLD, *, adopted: bool = True) -> None:
+def govern(
+    agent: Agent, on_misfit: Misfit = Misfit.HOLD, *, adopted: bool = True, **settings: Any
+) -> None:
     """Put the policy static in force on CPUs 0 to 7, CPU 0 reserved.
 
     Args:
         agent: the agent.
         on_misfit: how to treat a pod that does not fit.
         adopted: whether the agent has seen which containers run.
+        settings: other settings of the policy.
     """
-    policy = CPUManager("static", reserved=CPUSet.of(0), on_misfit=on_misfit)
+    policy = CPUManager("static", reserved=CPUSet.of(0), on_misfit=on_misfit, **settings)
     pools = NodePools.of(Pool.named("default", "0-7"), cpu_manager=policy)
     agent.manager.reconfigure(pools, MACHINE.topology())
     if adopted:

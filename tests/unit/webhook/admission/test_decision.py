@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from cpupool.core.cpu_manager import CPUManager, Eligible
 from cpupool.core.names import STATIC_POD_MIRROR, Names
 from cpupool.core.pools import NodePools, Pool
 from cpupool.webhook.admission.decision import Admitted, admit
@@ -405,8 +406,10 @@ def owning(amounts: dict[str, str] | None = None, **fields: Any) -> dict[str, An
     return pod(container(resources=resources), **fields)
 
 
-def required(body: dict[str, Any], which: RequiredAgent) -> str | None:
-    rules = Rules(pools=POOLS, required_agent=which)
+def required(
+    body: dict[str, Any], which: RequiredAgent, eligible: Eligible = Eligible.POD
+) -> str | None:
+    rules = Rules(pools=POOLS, required_agent=which, eligible=eligible)
     once = admitted(body, rules)
     assert admitted(once, rules) == once
     annotations = once.get("metadata", {}).get("annotations") or {}
@@ -439,6 +442,33 @@ def test_pods_with_cpus_of_their_own_require_the_agent(
     assert required(body, RequiredAgent.NONE) is None
     assert required(body, RequiredAgent.EXCLUSIVE) == ('["cpupool"]' if exclusive else None)
     assert required(body, RequiredAgent.GUARANTEED) == ('["cpupool"]' if guaranteed else None)
+
+
+@pytest.mark.parametrize(
+    ("body", "eligible"),
+    [
+        pytest.param(owning(), True, id="whole CPUs"),
+        pytest.param(owning({"cpu": "2"}), True, id="not Guaranteed"),
+        pytest.param(owning({"cpu": "1500m"}), False, id="parts of CPUs"),
+        pytest.param(
+            pod(container(resources={"limits": {"cpu": "3"}, "requests": {"cpu": "2"}})),
+            False,
+            id="another limit",
+        ),
+        pytest.param(owning({"cpu": "2"}, resources={"limits": {"cpu": "4"}}), False, id="pod's"),
+    ],
+)
+def test_so_do_pods_with_an_eligible_container(body: dict[str, Any], *, eligible: bool) -> None:
+    assert required(body, RequiredAgent.EXCLUSIVE, Eligible.CONTAINER) is None
+    guaranteed = required(body, RequiredAgent.GUARANTEED, Eligible.CONTAINER)
+    assert guaranteed == ('["cpupool"]' if eligible else None)
+
+
+def test_one_pool_file_with_eligible_containers_is_enough() -> None:
+    managers = [CPUManager("static", 1, eligible=each) for each in Eligible]
+    files = [NodePools.of(cpu_manager=manager) for manager in (*managers, CPUManager())]
+    assert Rules().knowing(files).eligible is Eligible.CONTAINER
+    assert Rules().knowing(files[:1]).knowing([]).eligible is Eligible.POD
 
 
 @pytest.mark.parametrize("key", [REQUIRED, f"{REQUIRED}/pod", f"{REQUIRED}/container.main"])

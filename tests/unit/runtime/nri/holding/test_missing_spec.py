@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from cpupool.core.cpu_manager import Eligible, SystemPods
+from cpupool.core.cpuset import CPUSet
 from cpupool.runtime.nri.holding import MissingFacts
 from tests.nri_agents import Agent, cpu_of, of
 from tests.nri_runtime import FakeRuntime, Plugin, Refused
@@ -45,6 +47,28 @@ def test_without_it_the_container_is_held(agent: Agent, plugin: Plugin) -> None:
     govern(agent)
     with pytest.raises(Refused, match="web/main is held: the API server has not listed its pod"):
         plugin.create(guaranteed())
+
+
+@pytest.mark.parametrize("quota_us", [200_000, None], ids=["equal", "a kubelet without quotas"])
+def test_a_container_that_may_be_eligible_alone_is_held(
+    agent: Agent, plugin: Plugin, quota_us: int | None
+) -> None:
+    burstable = replace(_in("/kubepods/burstable/podweb-uid"), oom_score_adj=900, quota_us=quota_us)
+    govern(agent)
+    assert cpu_of(plugin.create(burstable)).cpus == "0-7"
+    govern(agent, eligible=Eligible.CONTAINER)
+    with pytest.raises(Refused, match="the API server has not listed its pod"):
+        plugin.create(burstable)
+    # Only the API server lists a pod that is not static.
+    assert cpu_of(plugin.create(_from("file"))).cpus == "0-7"
+    assert cpu_of(plugin.create(replace(burstable, quota_us=300_000))).cpus == "0-7"
+
+
+def test_a_system_pod_owns_nothing_and_does_not_wait(agent: Agent, plugin: Plugin) -> None:
+    govern(agent, system_pods=SystemPods(("kube-system",), CPUSet.of(6, 7)))
+    container = guaranteed()
+    container = replace(container, pod=replace(container.pod, namespace="kube-system"))
+    assert cpu_of(plugin.create(container)).cpus == "6-7"
 
 
 def test_shared_cpus_of_openshift_are_beside_cpus_of_its_own(agent: Agent, plugin: Plugin) -> None:

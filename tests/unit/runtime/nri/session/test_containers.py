@@ -331,11 +331,39 @@ class TestOwnCPUs:
         # A runtime may keep the score from the plugin, and the agent knows its owners.
         assert (container.known.owns, container.whole_cpus) == (2, 0)
 
+    @pytest.mark.parametrize("parent", [PARENT, BURSTABLE])
+    @pytest.mark.parametrize(
+        ("quota_us", "period_us", "owns", "equal"),
+        [
+            pytest.param(200_000, 100_000, 2, 2, id="an equal limit"),
+            pytest.param(10_000, 5_000, 2, 2, id="an equal limit, of another period"),
+            pytest.param(300_000, 100_000, 0, 0, id="another limit"),
+            pytest.param(0, 100_000, 2, 0, id="no limit"),
+            pytest.param(0, 0, 2, 2, id="a kubelet without quotas"),
+            pytest.param(-1, 100_000, 2, 2, id="a quota that is lifted"),
+        ],
+    )
+    def test_a_container_may_be_eligible_alone(
+        self, session: Session, *, parent: str, quota_us: int, period_us: int, owns: int, equal: int
+    ) -> None:
+        container = self.owning(2048, parent, oom_score_adj=900)
+        described = container.message()
+        if quota_us:
+            described.linux.resources.cpu.quota.value = quota_us
+        if period_us:
+            described.linux.resources.cpu.period.value = period_us
+        create = nri_pb2.CreateContainerRequest(pod=container.pod.message(), container=described)
+        [message] = session.receive(request("CreateContainer", create))
+        assert isinstance(message, CreateContainer)
+        seen = message.container
+        assert seen.known is not None
+        assert (seen.known.owns, seen.whole_cpus, seen.equal_cpus) == (owns, 0, equal)
+
     def test_a_static_pod_has_them_and_is_not_waited_for(self, session: Session) -> None:
         pod = Pod(cgroup_parent=PARENT, annotations={"kubernetes.io/config.source": "file"})
         container = self.seen(session, self.owning(2048, pod=pod))
         assert container.known is not None
-        assert (container.known.owns, container.whole_cpus) == (2, 0)
+        assert (container.known.owns, container.whole_cpus, container.equal_cpus) == (2, 0, 0)
 
     def test_synchronize_tells_it_too(self, session: Session) -> None:
         container = self.owning(2048)
@@ -357,6 +385,23 @@ class TestOwnCPUs:
             pytest.param(nri_pb2.LinuxCPU(shares=nri_pb2.OptionalUInt64(value=4096)), 4, id="4"),
             pytest.param(
                 nri_pb2.LinuxCPU(shares=nri_pb2.OptionalUInt64(value=1536)), 0, id="no whole one"
+            ),
+            pytest.param(
+                nri_pb2.LinuxCPU(
+                    shares=nri_pb2.OptionalUInt64(value=3072),
+                    quota=nri_pb2.OptionalInt64(value=300_000),
+                    period=nri_pb2.OptionalUInt64(value=100_000),
+                ),
+                3,
+                id="3, with its limit",
+            ),
+            pytest.param(
+                nri_pb2.LinuxCPU(
+                    shares=nri_pb2.OptionalUInt64(value=3072),
+                    quota=nri_pb2.OptionalInt64(value=400_000),
+                ),
+                0,
+                id="another limit",
             ),
         ],
     )
