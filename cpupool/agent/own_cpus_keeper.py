@@ -171,26 +171,31 @@ class OwnCPUsKeeper(StepLoop):
         with self._lock:
             due = self._look()
             watched = {ref: one for ref, one in self._notices.items() if ref not in due}
-        early = {ref: one for ref, one in watched.items() if self._is_followed(ref, one)}
-        for ref, notice in {**due, **early}.items():
-            narrowed = self._owners.narrow(ref, notice.assigned)
-            log.info(
-                "notice ended",
-                pod=ref.pod,
-                container=ref.name,
-                cpus=notice.assigned,
-                narrowed=narrowed,
-                early=ref in early,
-            )
-            with self._lock:
-                if narrowed and self._notices.get(ref) is notice:
-                    del self._notices[ref]
-                    self._right.pop(ref, None)
+        for ref, notice in due.items():
+            self._end(ref, notice, early=False)
+        for ref, notice in watched.items():
+            if self._is_followed(ref, notice):
+                self._end(ref, notice, early=True)
         with self._lock:
             dues_s = (min(one.due_s, one.threads_s) for one in self._notices.values())
             next_s = min(dues_s, default=math.inf)
             look_s = _RETRY_S if self._failures else self._look_s
             return max(0.0, min(look_s, next_s - self._now_s()))
+
+    def _end(self, ref: ContainerRef, notice: _Notice, *, early: bool) -> None:
+        narrowed = self._owners.narrow(ref, notice.assigned)
+        log.info(
+            "notice ended",
+            pod=ref.pod,
+            container=ref.name,
+            cpus=notice.assigned,
+            narrowed=narrowed,
+            early=early,
+        )
+        with self._lock:
+            if narrowed and self._notices.get(ref) is notice:
+                del self._notices[ref]
+                self._right.pop(ref, None)
 
     def _is_followed(self, ref: ContainerRef, notice: _Notice) -> bool:
         """Return whether the agent sees that no thread of a container needs the leaving CPUs."""
@@ -263,7 +268,7 @@ class OwnCPUsKeeper(StepLoop):
         ready = created or own.settled or (before is not None and own.in_force <= before.cpus)
         lasts = (
             notice is not None
-            and notice.assigned == own.assigned
+            and (notice.assigned, notice.leaving) == (own.assigned, own.leaving)
             and (notice.ready or not ready or not has_folder)
         )
         change = notice.change if notice and lasts else None
