@@ -101,10 +101,16 @@ def _plausible(
 
     Where a container runs on CPUs of its annotation alone, the annotation is newer: the record
     could not be written. On CPUs that neither names, another program has put it. A container gives
-    back only the CPUs on which it still runs.
+    back only the CPUs on which it still runs; of a pod that the API server forgot, all containers
+    are taken for one.
     """
+    found = tuple(found)
     runs = {(each.pod, ContainerID(each.id)): each.cpus for each in found}
     changes: defaultdict[str, dict[str, RecordedChange]] = defaultdict(dict)
+    for uid in recorded.changes.keys() - {pod.cgroup_uid for pod in before.pods}:
+        there = CPUSet.union(CPUSet.parse_or_empty(each.cpus) for each in found if each.pod == uid)
+        for name, one in recorded.changes[uid].items():
+            changes[uid][name] = replace(one, leaving=one.leaving & there)
     for identifier, pod, container in sightings.instances(before.pods, facts.sighted):
         uid, name = pod.cgroup_uid, container.name
         change = recorded.changes.get(uid, {}).get(name)
