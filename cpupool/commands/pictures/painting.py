@@ -87,7 +87,7 @@ def paint_pools(pools: NodePools, topology: CPUTopology) -> Painting:
     """Paint every CPU by its pool; siblings of exclusive CPUs in the small letter of theirs."""
     letters, owned, shared = cycle(ascii_uppercase), cycle(_OWNED), cycle(_SHARED)
     rows: list[LegendRow] = []
-    for pool in pools.on(topology):
+    for pool in pools.on(topology.present):
         letter = next(letters)
         if pool.kind is PoolKind.EXCLUSIVE:
             style, tint = next(owned)
