@@ -542,3 +542,14 @@ def test_own_cpus_are_settled_once_the_kernel_has_them() -> None:
         found = {APP: CPUSet.parse(runs)} if runs else {}
         own = resizing.own_cpus(node.manager.snapshot(), found)[APP]
         assert own.settled == settled, runs
+
+
+def test_a_record_of_before_a_shrink_that_could_not_be_written_takes_nothing_back() -> None:
+    node = Node(app(2))
+    node.resize(6)
+    grant = node.manager.snapshot().resolution.view.chosen["app-uid"]
+    stale = State("dynamic", entries={"app-uid": grant.parts}, changes={"app-uid": grant.changes})
+    node.resize(4)
+    node.end_notice()
+    again = Restarted(node, node.runs_on(), annotated="2-3", state=stale)
+    assert (again.said, str(again.owned)) == (("2-5", "2-5", "2-3"), "2-5")
