@@ -54,6 +54,9 @@ _REACTION_S: Final = 2.0
 inotify, has read it by then, and has had as long to act."""
 _THREADS_S: Final = 0.5
 """The time between two looks at the threads of a container."""
+_SPARING: Final = 9
+"""How many times as long as the looks at threads the pause after them lasts at least: many threads
+take a second to read, and the answers to the runtime must not wait for them."""
 _FAILED: Final = "CPUNoticeFailed"
 _REMOVAL: Final = "removal"
 
@@ -173,9 +176,13 @@ class OwnCPUsKeeper(StepLoop):
             watched = {ref: one for ref, one in self._notices.items() if ref not in due}
         for ref, notice in due.items():
             self._end(ref, notice, early=False)
+        begun_s = self._now_s()
         for ref, notice in watched.items():
             if self._is_followed(ref, notice):
                 self._end(ref, notice, early=True)
+        now_s = self._now_s()
+        for notice in watched.values():
+            notice.threads_s = max(notice.threads_s, now_s + _SPARING * (now_s - begun_s))
         with self._lock:
             dues_s = (min(one.due_s, one.threads_s) for one in self._notices.values())
             next_s = min(dues_s, default=math.inf)

@@ -570,6 +570,31 @@ def test_a_notice_does_not_wait_for_a_look_at_the_threads_of_others(
     assert node.narrowed == [(1005.0, "main", "0-1"), (1006.0, "side", "4-5")]
 
 
+def test_looks_at_many_threads_take_a_tenth_of_the_time(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    side = ContainerRef(UID, "side")
+    node.create("4-7", notice_s=60.0, ref=side)
+    node.create("0-3", notice_s=60.0)
+    node.own[side] = replace(
+        node.own[side], assigned=CPUSet.parse("4-5"), leaving=CPUSet.parse("6-7")
+    )
+    node.resize("0-1")
+    looked: list[str] = []
+
+    def slow(ref: ContainerRef, _cpus: CPUSet) -> bool:
+        node.now_s += 0.5
+        looked.append(ref.name)
+        return True
+
+    monkeypatch.setattr(node, "needs", slow)
+    assert node.look(2.0) == pytest.approx(9.0)
+    node.look(8.999)
+    assert sorted(looked) == ["main", "side"]
+    node.look(0.001)
+    assert sorted(looked) == ["main", "main", "side", "side"]
+
+
 def test_a_container_that_ends_in_a_notice_is_forgotten(node: Node) -> None:
     node.create("0-7")
     node.resize("0-5")
