@@ -54,6 +54,9 @@ _REACTION_S: Final = 2.0
 inotify, has read it by then, and has had as long to act."""
 _THREADS_S: Final = 0.5
 """The time between two looks at the threads of a container."""
+_SPARING: Final = 9
+"""How many times as long as the looks at threads the pause after them lasts at least: many threads
+take a second to read, and the answers to the runtime must not wait for them."""
 _FAILED: Final = "CPUNoticeFailed"
 _REMOVAL: Final = "removal"
 
@@ -171,26 +174,35 @@ class OwnCPUsKeeper(StepLoop):
         with self._lock:
             due = self._look()
             watched = {ref: one for ref, one in self._notices.items() if ref not in due}
-        early = {ref: one for ref, one in watched.items() if self._is_followed(ref, one)}
-        for ref, notice in {**due, **early}.items():
-            narrowed = self._owners.narrow(ref, notice.assigned)
-            log.info(
-                "notice ended",
-                pod=ref.pod,
-                container=ref.name,
-                cpus=notice.assigned,
-                narrowed=narrowed,
-                early=ref in early,
-            )
-            with self._lock:
-                if narrowed and self._notices.get(ref) is notice:
-                    del self._notices[ref]
-                    self._right.pop(ref, None)
+        for ref, notice in due.items():
+            self._end(ref, notice, early=False)
+        begun_s = self._now_s()
+        for ref, notice in watched.items():
+            if self._is_followed(ref, notice):
+                self._end(ref, notice, early=True)
+        now_s = self._now_s()
+        for notice in watched.values():
+            notice.threads_s = max(notice.threads_s, now_s + _SPARING * (now_s - begun_s))
         with self._lock:
             dues_s = (min(one.due_s, one.threads_s) for one in self._notices.values())
             next_s = min(dues_s, default=math.inf)
             look_s = _RETRY_S if self._failures else self._look_s
             return max(0.0, min(look_s, next_s - self._now_s()))
+
+    def _end(self, ref: ContainerRef, notice: _Notice, *, early: bool) -> None:
+        narrowed = self._owners.narrow(ref, notice.assigned)
+        log.info(
+            "notice ended",
+            pod=ref.pod,
+            container=ref.name,
+            cpus=notice.assigned,
+            narrowed=narrowed,
+            early=early,
+        )
+        with self._lock:
+            if narrowed and self._notices.get(ref) is notice:
+                del self._notices[ref]
+                self._right.pop(ref, None)
 
     def _is_followed(self, ref: ContainerRef, notice: _Notice) -> bool:
         """Return whether the agent sees that no thread of a container needs the leaving CPUs."""
@@ -263,7 +275,7 @@ class OwnCPUsKeeper(StepLoop):
         ready = created or own.settled or (before is not None and own.in_force <= before.cpus)
         lasts = (
             notice is not None
-            and notice.assigned == own.assigned
+            and (notice.assigned, notice.leaving) == (own.assigned, own.leaving)
             and (notice.ready or not ready or not has_folder)
         )
         change = notice.change if notice and lasts else None

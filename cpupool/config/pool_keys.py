@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 NODE_SELECTOR: Final = "nodeSelector"
 """The key of the labels that a node must have; CPU-Pooler's README writes it among the pools."""
 _CPUS: Final = "cpus"
-_OPEN: Final = re.compile(r"(?:(.*),)?\s*([0-9]{1,9})\s*-\s*", re.ASCII | re.DOTALL)
+_OPEN: Final = re.compile(r"(?:(.+),)?\s*([0-9]{1,9})\s*-\s*", re.ASCII | re.DOTALL)
 """A CPU list whose last range has no end: `0-1,16-`."""
 _HYPER_THREADING: Final = "hyperThreadingPolicy"
 _POOL_KEYS: Final = (

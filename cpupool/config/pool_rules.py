@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from cpupool.config import cpu_manager
 from cpupool.core import default_pool, withheld
 from cpupool.core.cpu_manager import CPU_MANAGER
-from cpupool.core.cpuset import CPUSet
+from cpupool.core.cpuset import MAX_CPU, CPUSet
 from cpupool.core.device_list_limit import MAX_DEVICE_LIST_BYTES, device_list_bytes
 from cpupool.core.devices import capacity
 from cpupool.core.errors import Problem, Severity
@@ -50,7 +50,7 @@ def validate(pools: NodePools, topology: CPUTopology | None) -> tuple[Problem, .
             ),
         )
     if topology is not None:
-        pools = pools.on(topology)
+        pools = pools.on(topology.present)
     problems = [*_each_alone(pools), *_overlaps(pools, topology), *_clashing_names(pools)]
     problems += [*_mixed(pools), *cpu_manager.validate(pools, topology)]
     if topology is not None:
@@ -127,7 +127,8 @@ def _behind_open_end(pool: Pool, pools: NodePools) -> Iterator[Problem]:
     if behind := CPUSet(cpu for cpu in others if cpu >= first):
         last = max(behind)
         between = CPUSet(range(first, last)) - behind
-        closed = ",".join(filter(None, (str(between), f"{last + 1}-")))
+        above = f"{last + 1}-" if last < MAX_CPU else ""
+        closed = ",".join(filter(None, (str(between), above)))
         what = f"other pools have CPUs {behind}, which {first}- includes"
         yield _problem(pool, behind, what, f"write {closed} in place of {first}-")
 

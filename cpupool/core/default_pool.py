@@ -24,7 +24,7 @@ def declared(pools: NodePools, topology: CPUTopology) -> CPUSet:
     configured = pools.of_kind(PoolKind.DEFAULT)
     if not configured:
         return _unused(pools, topology.present, topology)
-    return configured[0].on(topology).cpus
+    return configured[0].on(topology.present).cpus
 
 
 def online(pools: NodePools, topology: CPUTopology) -> CPUSet:

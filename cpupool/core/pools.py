@@ -90,11 +90,11 @@ class Pool:
         end = "" if self.open_from is None else f"{self.open_from}-"
         return ",".join(filter(None, (str(self.cpus), end)))
 
-    def on(self, topology: CPUTopology) -> Pool:
-        """Return the pool on a machine: an open list has the CPUs that the machine has."""
+    def on(self, present: CPUSet) -> Pool:
+        """Return the pool on a machine with these CPUs: an open list has them to the last one."""
         if self.open_from is None:
             return self
-        above = (cpu for cpu in topology.present if cpu >= self.open_from)
+        above = (cpu for cpu in present if cpu >= self.open_from)
         return replace(self, cpus=self.cpus | CPUSet(above))
 
     @property
@@ -169,9 +169,9 @@ class NodePools:
         """Return the pools of one kind."""
         return tuple(pool for pool in self.pools if pool.kind is kind)
 
-    def on(self, topology: CPUTopology) -> NodePools:
-        """Return the pools on a machine, with a closed list of CPUs each."""
-        return replace(self, pools=tuple(pool.on(topology) for pool in self.pools))
+    def on(self, present: CPUSet) -> NodePools:
+        """Return the pools on a machine with these CPUs, with a closed list of CPUs each."""
+        return replace(self, pools=tuple(pool.on(present) for pool in self.pools))
 
     @property
     def places(self) -> bool:

@@ -25,8 +25,6 @@ NAME: Final = "Name"
 ALLOWED: Final = "Cpus_allowed_list"
 _THREADS: Final = frozenset({"cgroup.threads", "tasks"})
 """The names of version 2 and of version 1."""
-_OUT_OF_SIGHT: Final = "0"
-"""The id in a cgroup of a thread that the reader's process namespace does not have."""
 _RUNTIMES: Final = frozenset(
     {"containerd", "containerd-shim", "crio", "conmon", "conmonrs", "dockerd", "kubelet"}
 )
@@ -119,7 +117,8 @@ def affinities(proc: Path, cgroup: Path) -> Iterator[CPUSet]:
     """Yield the CPUs on which each thread of a cgroup and of those below may run.
 
     The set is empty for a thread that is not in sight, as in a container without the host's
-    processes. Threads that end meanwhile are left out.
+    processes, where its id is 0. It is also empty for a thread that ends meanwhile: it may have
+    started another one, which is not in the list.
 
     Args:
         proc: the folder that stands for /proc.
@@ -128,12 +127,11 @@ def affinities(proc: Path, cgroup: Path) -> Iterator[CPUSet]:
     for folder, _, names in os.walk(cgroup):
         for name in _THREADS.intersection(names):
             for thread in _listed(Path(folder, name)):
-                if thread == _OUT_OF_SIGHT:
-                    yield CPUSet()
-                    continue
+                allowed = CPUSet()
                 with suppress(OSError, KeyError, ValueError):
                     text = (proc / thread / "status").read_text("utf-8", "replace")
-                    yield CPUSet.parse(_status(text)[ALLOWED])
+                    allowed = CPUSet.parse(_status(text)[ALLOWED])
+                yield allowed
 
 
 def _listed(file: Path) -> list[str]:

@@ -97,14 +97,23 @@ class _Claim(NamedTuple):
 def _plausible(
     facts: NodeFacts, before: NodeView, found: Iterable[FoundContainer], recorded: State
 ) -> State:
-    """Return the record with those changes of CPUs that are not contradicted.
+    """Return the record as far as it is not contradicted.
 
     Where a container runs on CPUs of its annotation alone, the annotation is newer: the record
     could not be written. On CPUs that neither names, another program has put it. A container gives
-    back only the CPUs on which it still runs.
+    back only the CPUs on which it still runs; of a pod that the API server forgot, all containers
+    are taken for one. Where the cgroup has fewer CPUs than the record, as many as the runtime says,
+    and the pod does not request the recorded number, the container has given the others back: they
+    may have other owners.
     """
+    found = tuple(found)
     runs = {(each.pod, ContainerID(each.id)): each.cpus for each in found}
+    entries = {uid: dict(parts) for uid, parts in recorded.entries.items()}
     changes: defaultdict[str, dict[str, RecordedChange]] = defaultdict(dict)
+    for uid in recorded.changes.keys() - {pod.cgroup_uid for pod in before.pods}:
+        there = CPUSet.union(CPUSet.parse_or_empty(each.cpus) for each in found if each.pod == uid)
+        for name, one in recorded.changes[uid].items():
+            changes[uid][name] = replace(one, leaving=one.leaving & there)
     for identifier, pod, container in sightings.instances(before.pods, facts.sighted):
         uid, name = pod.cgroup_uid, container.name
         change = recorded.changes.get(uid, {}).get(name)
@@ -114,9 +123,13 @@ def _plausible(
         annotated = sighted.chosen if sighted else CPUSet()
         if change is None or not part or not change.baseline <= part:
             continue
+        fewer = sighted is not None and has < part and len(has) == sighted.owns
+        if fewer and choosing.requested(facts, pod).get(name) != len(part):
+            entries[uid][name] = has
+            change = replace(change, baseline=change.baseline & has)
         if has <= part | change.leaving or not has <= annotated:
             changes[uid][name] = replace(change, leaving=change.leaving & has)
-    return replace(recorded, changes=changes)
+    return replace(recorded, entries=entries, changes=changes)
 
 
 def _recorded(

@@ -56,7 +56,8 @@ def of_restart(pools: NodePools, topology: CPUTopology) -> Fit:
     Raises:
         ConfigError: the machine can have no CPU of a pool, so the pools are of another one.
     """
-    if any(pool.cpus.isdisjoint(topology.possible) for pool in pools.on(topology)):
+    possible = topology.possible
+    if any(pool.cpus.isdisjoint(possible) for pool in pools.on(possible)):
         refuse_errors(validate(pools, topology))
     return in_force(pools, topology)
 

@@ -343,7 +343,7 @@ def describe(
         for container in found
     ]
     return NodeStatus(
-        facts.pools.on(facts.topology),
+        facts.pools.on(facts.topology.present),
         tuple(sorted(containers, key=lambda container: container.name)),
         waiting_for,
         {pool.name: pool.draining for pool in usage(facts) if pool.draining},

@@ -89,7 +89,7 @@ def paint_pools(pools: NodePools, topology: CPUTopology) -> Painting:
     letters, owned, shared = cycle(ascii_uppercase), cycle(_OWNED), cycle(_SHARED)
     system = pools.cpu_manager.system_pods
     rows: list[LegendRow] = []
-    for pool in pools.on(topology):
+    for pool in pools.on(topology.present):
         letter = next(letters)
         if pool.kind is PoolKind.EXCLUSIVE:
             style, tint = next(owned)

@@ -125,6 +125,22 @@ def test_another_request_begins_the_delay_anew(
     assert node.generations == 4
 
 
+def test_cpus_that_come_and_go_between_two_looks_are_announced_too(node: Node) -> None:
+    node.create("0-7")
+    node.threads = ("0-8", "8")
+    node.resize("0-5")
+    node.look(1.0)
+    # The container has grown to 0-8 meanwhile, and must leave CPU 8 again.
+    more = CPUSet.parse("0-8")
+    node.own[REF] = replace(node.own[REF], in_force=more, leaving=CPUSet.parse("6-8"))
+    node.look(1.0)
+    assert node.told == ("0-8", "0-5", "shrink -6-8 @1007")
+    node.look(4.999)
+    assert node.narrowed == []
+    node.look(0.001)
+    assert node.narrowed == [(1007.0, "main", "0-5")]
+
+
 def test_a_request_that_takes_everything_back_ends_the_notice(node: Node) -> None:
     node.create("0-7")
     node.resize("0-5")
@@ -532,6 +548,51 @@ def test_two_containers_have_delays_of_their_own(node: Node) -> None:
     assert node.narrowed == [(1002.0, "side", "4-5")]
     node.look(3.0)
     assert node.narrowed[1:] == [(1005.0, "main", "0-1")]
+
+
+def test_a_notice_does_not_wait_for_a_look_at_the_threads_of_others(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    side = ContainerRef(UID, "side")
+    node.create("4-7", notice_s=9.0, ref=side)
+    node.create("0-3")
+    node.own[side] = replace(
+        node.own[side], assigned=CPUSet.parse("4-5"), leaving=CPUSet.parse("6-7")
+    )
+    node.resize("0-1")
+
+    def slow(_ref: ContainerRef, _cpus: CPUSet) -> bool:
+        node.now_s += 1.0
+        return False
+
+    monkeypatch.setattr(node, "needs", slow)
+    node.look(5.0)
+    assert node.narrowed == [(1005.0, "main", "0-1"), (1006.0, "side", "4-5")]
+
+
+def test_looks_at_many_threads_take_a_tenth_of_the_time(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    side = ContainerRef(UID, "side")
+    node.create("4-7", notice_s=60.0, ref=side)
+    node.create("0-3", notice_s=60.0)
+    node.own[side] = replace(
+        node.own[side], assigned=CPUSet.parse("4-5"), leaving=CPUSet.parse("6-7")
+    )
+    node.resize("0-1")
+    looked: list[str] = []
+
+    def slow(ref: ContainerRef, _cpus: CPUSet) -> bool:
+        node.now_s += 0.5
+        looked.append(ref.name)
+        return True
+
+    monkeypatch.setattr(node, "needs", slow)
+    assert node.look(2.0) == pytest.approx(9.0)
+    node.look(8.999)
+    assert sorted(looked) == ["main", "side"]
+    node.look(0.001)
+    assert sorted(looked) == ["main", "main", "side", "side"]
 
 
 def test_a_container_that_ends_in_a_notice_is_forgotten(node: Node) -> None:

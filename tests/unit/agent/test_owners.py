@@ -146,10 +146,11 @@ def test_a_thread_that_is_pinned_to_what_leaves_needs_it(node: Node, pinned: int
     assert node.owners.needs(REF, CPUSet.of(0, 5))
     os.sched_setaffinity(pinned, os.sched_getaffinity(0))
     assert not node.owners.needs(REF, CPUSet.of(0, 5))
-    # One that the agent does not see may need it.
-    with (node.cgroup / "cgroup.threads").open("a") as file:
-        file.write("0\n")
-    assert node.owners.needs(REF, CPUSet.of(0, 5))
+    # One that the agent does not see may need it, and one that has ended may have started another.
+    listed = (node.cgroup / "cgroup.threads").read_text()
+    for unseen in ("0\n", f"{2**22 + 1}\n"):
+        (node.cgroup / "cgroup.threads").write_text(listed + unseen)
+        assert node.owners.needs(REF, CPUSet.of(0, 5))
 
 
 @pytest.mark.parametrize("listed", ["", "0\n0\n"])

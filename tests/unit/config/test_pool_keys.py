@@ -220,7 +220,8 @@ def test_the_default_pool_may_have_all_cpus_from_one_on(
     default = file.pools.by_name("default")
     assert default is not None
     assert default.listed == shown
-    assert str(default.on(MACHINES["telco_2s_2n_16c32t"].topology()).cpus) == on_machine
+    present = MACHINES["telco_2s_2n_16c32t"].topology().present
+    assert str(default.on(present).cpus) == on_machine
 
 
 @pytest.mark.parametrize(
@@ -242,6 +243,20 @@ def test_the_default_pool_may_have_all_cpus_from_one_on(
             (
                 "a.yaml:2:19: pools.default.cpus: other pools have CPUs 8,11-12, which 4- includes;"
                 " write 4-7,9-10,13- in place of 4-"
+            ),
+        ),
+        (
+            'default: {cpus: "8190-"}\n  shared: {cpus: "8191"}',
+            (
+                "a.yaml:2:19: pools.default.cpus: other pools have CPUs 8191, which 8190- includes;"
+                " write 8190 in place of 8190-"
+            ),
+        ),
+        (
+            'default: {cpus: ",16-"}',
+            (
+                "a.yaml:2:19: pools.default.cpus: ',16-' is not a CPU list: '' is an empty piece:"
+                " remove the extra comma; write the CPUs as in 2-7,12"
             ),
         ),
         (

@@ -61,6 +61,16 @@ def test_pools_stay_where_a_virtual_machine_has_lost_all_cpus_of_one() -> None:
     assert fit.blocked == CPUSet.parse("6-7")
 
 
+def test_a_list_without_an_end_stays_where_a_virtual_machine_has_lost_its_cpus() -> None:
+    default = replace(Pool.named("default", ""), open_from=6)
+    pools = NodePools.of(Pool.named("exclusive_a", "1-3"), default)
+    unplugged = Machine(cores=8).unplugged("6-7")
+
+    assert of_restart(pools, unplugged) == in_force(pools, unplugged)
+    with pytest.raises(ConfigError, match="has no CPU from 8 on"):
+        of_restart(NodePools.of(replace(default, open_from=8)), unplugged)
+
+
 @pytest.mark.parametrize(
     ("pools", "known", "told"),
     [

@@ -415,6 +415,20 @@ def test_a_restart_before_the_kernel_has_moved_it_keeps_all_its_cpus() -> None:
     assert (again.runs_on(), again.said) == (wide, grown_and_shrunk().said)
 
 
+def test_what_a_pod_leaves_that_the_api_server_forgot_has_no_other_owner() -> None:
+    before = grown_and_shrunk()
+    grant = before.manager.snapshot().resolution.view.chosen["app-uid"]
+    record = State("dynamic", entries={"app-uid": grant.parts}, changes={"app-uid": grant.changes})
+    node = Node()
+    ids = ("app-uid", ContainerID("app-id"), "kubepods/app/app")
+    node.manager.adopt((FoundContainer(*ids, "0-7"),), record)
+    assert (str(grant.cpus), str(node.owned)) == ("1-8", "1-8")
+    # The rest has no process on the other CPUs.
+    node = Node()
+    node.manager.adopt((FoundContainer(*ids, "1-5,8"),), record)
+    assert str(node.owned) == "1-5,8"
+
+
 def test_without_a_record_a_grown_container_keeps_what_it_runs_on() -> None:
     node = Node(app(2))
     node.resize(4)
@@ -541,3 +555,14 @@ def test_own_cpus_are_settled_once_the_kernel_has_them() -> None:
         found = {APP: CPUSet.parse(runs)} if runs else {}
         own = resizing.own_cpus(node.manager.snapshot(), found)[APP]
         assert own.settled == settled, runs
+
+
+def test_a_record_of_before_a_shrink_that_could_not_be_written_takes_nothing_back() -> None:
+    node = Node(app(2))
+    node.resize(6)
+    grant = node.manager.snapshot().resolution.view.chosen["app-uid"]
+    stale = State("dynamic", entries={"app-uid": grant.parts}, changes={"app-uid": grant.changes})
+    node.resize(4)
+    node.end_notice()
+    again = Restarted(node, node.runs_on(), annotated="2-3", state=stale)
+    assert (again.said, str(again.owned)) == (("2-5", "2-5", "2-3"), "2-5")
