@@ -50,6 +50,11 @@ def start(
     return world.node.run_pod({"metadata": metadata, "spec": {"containers": containers}})
 
 
+def explained(world: World, capsys: pytest.CaptureFixture[str]) -> str:
+    cli.main(["explain", "kube-system/dns/main", "--file", str(world.node.root.status)])
+    return capsys.readouterr().out
+
+
 def test_system_pods_run_on_their_cpus_and_nobody_else_does(world: World) -> None:
     with world.agent():
         world.await_pool("exclusive_a", 1)
@@ -89,8 +94,7 @@ def test_cpus_that_go_offline_leave_the_others_and_at_last_the_default_pool(
         told = world.await_event("CPUOffline", "dns")
         fact = "the CPUs 1-2 are offline, all of cpuManager.systemPods.cpus"
         assert told == f"container main: {fact}; bring them online, or name others"
-        cli.main(["explain", "dns", "--file", str(world.node.root.status)])
-        assert f"confined: {fact}" in capsys.readouterr().out
+        eventually(lambda: f"confined: {fact}" in explained(world, capsys), fact)
         world.machine.switch_on(CPUSet.of(1, 2))
         right(world, "0,3-5", dns__="1-2", dns__main="1-2")
 
@@ -98,10 +102,6 @@ def test_cpus_that_go_offline_leave_the_others_and_at_last_the_default_pool(
 def test_an_edit_moves_system_pods_and_takes_nothing_from_an_owner(
     world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def explained() -> str:
-        cli.main(["explain", "kube-system/dns/main", "--file", str(world.node.root.status)])
-        return capsys.readouterr().out
-
     with world.agent(end=signal.SIGKILL):
         dns = start(world, "dns")
         owner = run(world, "owner", a="2")
@@ -113,13 +113,13 @@ def test_an_edit_moves_system_pods_and_takes_nothing_from_an_owner(
     with world.agent():
         right(world, "0-1", owner__a="4-5", second__a="2-3")
         told = "pods own the CPUs 4-5 of cpuManager.systemPods.cpus"
-        eventually(lambda: told in explained(), explained)
+        eventually(lambda: told in explained(world, capsys), told)
         world.node.delete_pod(owner.uid)
         own = {"second__a": "2-3", "dns__": "4-5", "dns__main": "4-5"}
         right(world, "0-1", **own)
         world.node.restart_container(dns.uid, "main")
         right(world, "0-1", **own)
         told = "systemPods: pods of kube-system and monitoring run on"
-        eventually(lambda: told in explained(), explained)
+        eventually(lambda: told in explained(world, capsys), told)
         world.mount.show(worker=POOLS.replace("  systemPods", "  # systemPods"))
         right(world, "0-1,4-5", second__a="2-3")
