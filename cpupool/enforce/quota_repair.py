@@ -94,7 +94,7 @@ class _Concern:
     Attributes:
         pod: the pod.
         limits: container → its limit, for those that cpupool decides.
-        lifts: it requests exclusive CPUs, so it has no limit.
+        lifts: it owns CPUs, so it has no limit.
         unsure: the limit of one of its containers is not known at the moment.
     """
 
@@ -153,7 +153,7 @@ class QuotaGoal:
         self._memories: dict[str, _Memory] = {}
 
     def wants(self, found: Sequence[FoundContainer], resolution: Resolution) -> Mapping[str, _Want]:
-        """Return the wanted quotas of each pod that requests pools."""
+        """Return the wanted quotas of each pod that requests pools, or owns CPUs."""
         first = self._resolution is None
         if resolution is not self._resolution:
             self._resolution, self._concerns = resolution, dict(_concerns(resolution))
@@ -299,8 +299,9 @@ def _concerns(resolution: Resolution) -> Iterator[tuple[str, _Concern]]:
             unsure.add(uid)
     for uid, pod in resolution.pods.items():
         requested = {resource for container in pod.containers for resource in container.requests}
-        if requested:
-            lifts = any(resource.kind is ResourceKind.EXCLUSIVE for resource in requested)
+        owns = uid in resolution.view.chosen
+        if requested or owns:
+            lifts = owns or any(resource.kind is ResourceKind.EXCLUSIVE for resource in requested)
             yield uid, _Concern(pod, limits.get(uid, {}), lifts, uid in unsure)
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from cpupool.core.bandwidth import Bandwidth, Limit
 from cpupool.core.cgroups import POD_ITSELF, FoundContainer
+from cpupool.core.cpu_manager import CPUManager
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import ContainerNotFound
 from cpupool.core.pools import NodePools, Pool
@@ -37,6 +38,19 @@ def test_exclusive_cpus_are_not_limited_and_neither_is_the_pod() -> None:
     assert node.keep() == []
     assert node.has() == {"pod": "max 100000", "main": "max 100000", "light": "50000 100000"}
     assert node.kernel.writes == [node.path("light"), POD, node.path("main")]
+
+
+def test_an_owner_by_the_cpu_manager_is_not_limited_and_neither_is_its_pod() -> None:
+    settings = CPUManager("static", reserved=CPUSet.of(0))
+    pools = NodePools.of(Pool.named("default", "0-7"), cpu_manager=settings)
+    node = Node((builders.container("main", cpu=1000), builders.container("side")), pools)
+    node.manager.adopt(())
+    assert node.keep() == []
+    assert node.has() == {"pod": "max 100000", "main": "max 100000", "side": "100000 100000"}
+    assert node.kernel.writes == [POD, node.path("main")]
+    node.write("pod", 200_000)
+    node.keep()
+    assert node.has()["pod"] == "max 100000"
 
 
 def test_what_is_right_is_left_alone() -> None:
