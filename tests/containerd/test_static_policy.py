@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import grpc
 import pytest
 
+from cpupool.core.bandwidth import Bandwidth
+from cpupool.host.bandwidth import CFSBandwidth
 from cpupool.host.cgroupfs import CgroupVersion, hierarchy
 from cpupool.host.sysfs import Sysfs
 from tests.containerd.node import at_once
@@ -108,6 +110,20 @@ def test_a_pod_without_free_cpus_is_held_until_the_other_has_left(governed: Node
     assert node.astray([later]) == []
     node.await_right([later])
     assert all(node.tree.effective(node.path(one)).isdisjoint(left) for one in neighbours)
+
+
+def test_an_owner_has_no_quota_and_neither_has_its_pod(governed: Node) -> None:
+    quotas = CFSBandwidth(governed.host.root.cgroup)
+    one, _ = admitted(governed)
+    governed.launch(one)
+    container = governed.path(one)
+    both = (container.rpartition("/")[0], container)
+    # As the kubelet does it: a quota of the whole request.
+    quotas.limit(both[0], Bandwidth(100_000))
+    eventually(
+        lambda: {quotas.bandwidth(path) for path in both} == {Bandwidth()},
+        lambda: f"{[quotas.bandwidth(path) for path in both]}\n{governed.log()}",
+    )
 
 
 def admitted(node: Node) -> tuple[Hosted, list[Hosted]]:
