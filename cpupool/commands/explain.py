@@ -62,7 +62,8 @@ def add_parser(commands: Commands, summary: str) -> None:
         "explain",
         summary,
         "Explains why a container has its CPUs, from the request to its cgroup: on this node, as"
-        " the agent last saw it, or in a simulation.",
+        " the agent last saw it, or in a simulation. The steps named resize are the last eight"
+        " changes of its own CPUs.",
         _EXAMPLES,
     )
     parser.add_argument(

@@ -51,6 +51,8 @@ examples:
   cpupool simulate --pools poolconfig-dpdk.yaml --pods deployment-pods.yaml
   cpupool simulate --topology recorded.tar.gz --pools pools.yaml --trace week.jsonl --plot week.svg
   cpupool simulate --pools pools.yaml --random 10000 --load 0.8 --policy pool kubelet-packed
+  cpupool simulate --topology recorded.tar.gz --pools cpu-manager.yaml --random 300 \
+      --resizes 0.5 --policy static dynamic
   cpupool simulate --pools pools.yaml --load-trace load.csv
 
 Policies: pool is the pool file's own, that of a package included. A CPU manager policy, as static
@@ -102,7 +104,10 @@ def add_parser(commands: Commands, summary: str) -> None:
         " given again",
     )
     pods.add_argument(
-        "--trace", metavar="FILE", type=input_file, help="pods that start and end, as JSON lines"
+        "--trace",
+        metavar="FILE",
+        type=input_file,
+        help="pods that start, are resized and end, as JSON lines",
     )
     pods.add_argument(
         "--random", metavar="N", type=_count, help="generate so many pods that start and end"

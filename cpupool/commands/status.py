@@ -43,7 +43,9 @@ def add_parser(commands: Commands, summary: str) -> None:
         commands,
         "status",
         summary,
-        "Draws the machine with the containers on it and says which of them are where they belong.",
+        "Draws the machine with the containers on it and says which of them are where they belong."
+        " While a resize takes CPUs from a container, a line says which and when, and the picture"
+        " marks these with -.",
         _EXAMPLES,
     )
     parser.add_argument(

@@ -44,6 +44,7 @@ COPIES = {
     "recorded.tar.gz": "machine.tar.gz",
     "week.jsonl": "trace.jsonl",
     "load.csv": "load.csv",
+    "cpu-manager.yaml": "cpu-manager.yaml",
 }
 
 
