@@ -35,6 +35,7 @@ from cpupool.core.cpu_manager import RESERVED
 from cpupool.core.errors import ManifestError, PodRefused
 from cpupool.core.names import EXCLUSIVE_CPUS, Names
 from cpupool.core.pod_resources import CPU
+from cpupool.core.suggestions import nearest
 from cpupool.host.installed_policies import find_policy
 from cpupool.kube import manifests, views
 from cpupool.kube.earlier_admission import EarlierAdmission
@@ -392,10 +393,12 @@ def _pool_file(
 def _cpu_manager(text: str) -> str:
     if text in CHOOSING or cpu_manager.of_package(text):
         return text
-    known = ", ".join(CHOOSING)
-    raise argparse.ArgumentTypeError(
-        f"invalid choice: {text!r} (choose from {known}, or the policy of an installed package)"
-    )
+    hint = f"use {', '.join(CHOOSING)}, or the policy of an installed package"
+    if text == QRM:
+        hint = "use --qrm instead"
+    elif near := nearest(text, CHOOSING):
+        hint = f"did you mean {near}?"
+    raise argparse.ArgumentTypeError(f"{text!r} is no policy to show here; {hint}")
 
 
 def _foreign(arguments: argparse.Namespace, pools: NodePools) -> ForeignPlugins | None:
