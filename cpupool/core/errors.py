@@ -270,11 +270,15 @@ class NotEnoughCPUs(PlacementError):
         available: how many CPUs are free.
     """
 
-    def __init__(self, requested: int, available: int) -> None:
+    def __init__(self, requested: int, available: int, *, has: int = 0) -> None:
         self.requested = requested
         self.available = available
+        what = f"{requested} CPUs requested, {available} free"
+        if has:
+            what = f"cpu {has + requested} needs {requested} more than the {has} that it owns, and"
+            what += f" {available} {'is' if available == 1 else 'are'} free"
         super().__init__(
-            f"{requested} CPUs requested, {available} free; request fewer, or free some",
+            f"{what}; request fewer, or free some",
             "Allocate failed due to not enough cpus available to satisfy request:"
             f" requested={requested}, available={available}, which is unexpected",
         )

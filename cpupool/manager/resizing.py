@@ -136,7 +136,8 @@ class _Resize:
         if self.count == len(self.has):
             return grants
         if not self.count:
-            what = f"it owns {len(self.has)} CPUs, and requests no whole number now"
+            owned = len(self.has)
+            what = f"it owns {owned} CPU{'s' * (owned > 1)}, and requests no whole number now"
             raise ResizeRefused(what, "request whole CPUs")
         leaving = self.grant.leaving.get(self.name)
         if leaving and not leaving.in_force:
@@ -215,7 +216,9 @@ class _Resize:
         """
         facts, seen = self.facts, self.seen
         if not facts.policy.extents(choosing.view(facts, seen.pods, made))[DEFAULT]:
-            raise NotEnoughCPUs(self.count, self.count - 1)
+            has = len(self.has)
+            more = self.count - has
+            raise NotEnoughCPUs(more, more - 1, has=has)
         stay = choosing.without_ending(seen.pods, made)
         for older in takewhile(lambda pod: pod is not self.pod, oldest_first(seen.pods)):
             refusal = seen.refused.get(older.cgroup_uid)

@@ -134,6 +134,7 @@ class ResizeRecord:
         container: `namespace/pod/container`.
         had_milli: its cpu request before, in milli-CPUs.
         requested_milli: its cpu request from now on.
+        owned: how many CPUs of its own it had before.
         outcome: how the resize ended.
         why: why it was refused; empty for another outcome.
     """
@@ -142,6 +143,7 @@ class ResizeRecord:
     container: str
     had_milli: int
     requested_milli: int
+    owned: int
     outcome: Outcome
     why: str = ""
 
@@ -283,7 +285,14 @@ class SimulatedNode:
             ordered.insert(0 if asked[name] < before[name] else len(ordered), name)
         for name in ordered:
             full_name = f"{pod.namespace}/{pod.name}/{name}"
-            made = ResizeRecord(at_s, full_name, before[name], asked[name], Outcome.REFUSED, why)
+            owned = sum(
+                len(placed.cpus)
+                for placed in admitted.placements
+                if (placed.container, placed.pool) == (full_name, POLICY_CPUS)
+            )
+            made = ResizeRecord(
+                at_s, full_name, before[name], asked[name], owned, Outcome.REFUSED, why
+            )
             if why:
                 yield made
                 continue
@@ -298,7 +307,7 @@ class SimulatedNode:
         capacity_milli = self._cpu_manager.room.size * MILLI_PER_CPU
         used_milli = self._promised_milli - before.request_milli
         misfit = node_fit.pending(pod.request_milli, used_milli, capacity_milli)
-        return f"{misfit.reason}: {misfit.message}" if misfit else ""
+        return f"{misfit.reason}: {misfit.message} (in milli-CPUs)" if misfit else ""
 
     def _resize_one(self, pod: Pod, name: str, at_s: float) -> tuple[Outcome, str]:
         (container,) = (each for each in pod.containers if each.name == name)

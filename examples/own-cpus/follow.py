@@ -6,7 +6,11 @@ import os
 import sys
 from pathlib import Path
 
+if len(sys.argv) > 2:
+    sys.exit("usage: follow.py [FOLDER]")
 folder = Path(sys.argv[1] if len(sys.argv) > 1 else "/run/cpupool/self")
+if not (folder / "cpus.json").is_file():
+    sys.exit(f"{folder} has no file cpus.json")
 
 
 def cpus(text: str) -> set[int]:

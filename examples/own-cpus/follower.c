@@ -142,6 +142,8 @@ static void tell(const struct news *news, bool pinned) {
 }
 
 int main(int argc, char **argv) {
+    if (argc > 2)
+        errx(2, "'%s' is one word too many; usage: follower [FOLDER]", argv[2]);
     setvbuf(stdout, NULL, _IOLBF, 0);
     const char *folder = argc > 1 ? argv[1] : FOLDER;
 

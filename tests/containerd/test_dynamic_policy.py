@@ -116,7 +116,7 @@ def shares(node: Node, one: Hosted, number: int, **more: str) -> None:
 @pytest.mark.parametrize(
     ("number", "why"),
     [
-        (1000 * SHARES // 4, "CPUs requested"),
+        (1000 * SHARES // 4, " more than the "),
         (1500, "request whole CPUs"),
     ],
 )

@@ -160,7 +160,7 @@ def test_pods_of_koordinators_classes_come_and_go(folder: Path) -> None:
     assert re.search(refused, printed, re.MULTILINE)
     story = re.findall(
         r"^Pod (\w+) (?:runs: it has CPUs (\S+) of its own|ends)\.$"
-        r"(?:\nThe others run on: default (\S+), best effort (\S+)\.)?",
+        r"(?:\nAll other containers run on the shared CPUs: default (\S+), best effort (\S+)\.)?",
         printed,
         re.MULTILINE,
     )

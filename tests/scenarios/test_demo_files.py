@@ -90,14 +90,14 @@ def test_a_file_with_pools_and_a_cpu_manager_is_shown(
             Machine(cores=8),
             "",
             [("4", "1-2", "1-4"), ("3", "1-4", "1-3")],
-            {"2500m": "whole number", "1": "with which it began", "8": "CPUs requested"},
+            {"2500m": "whole number", "1": "with which it began", "8": "5 more than the 3"},
             id="room for four",
         ),
         pytest.param(
             Machine(cores=3),
             "",
             [("2", "1", "1-2"), ("1", "1-2", "1")],
-            {"500m": "whole number", "3": "CPUs requested"},
+            {"500m": "whole number", "3": "cpu 3 needs 2 more than the 1"},
             id="room for two",
         ),
         pytest.param(
@@ -111,7 +111,7 @@ def test_a_file_with_pools_and_a_cpu_manager_is_shown(
             Machine(cores=2),
             "",
             [],
-            {"500m": "whole number", "2": "CPUs requested"},
+            {"500m": "it owns 1 CPU, and", "2": "needs 1 more than the 1 that it owns, and 0 are"},
             id="room for one",
         ),
     ],
@@ -139,7 +139,8 @@ def test_a_pod_that_runs_is_resized_and_reads_its_cpus(
     assert refused.keys() == why.keys()
     assert all(words in refused[cpu] for cpu, words in why.items()), refused
     if not asked:
-        assert shown["left_out"] == ["pod web does not grow: the policy has too few CPUs"]
+        needs = "it needs 2 CPUs of the policy, and the policy has 1 of this machine's 2"
+        assert shown["left_out"] == [f"a resize that fits: {needs}"]
         return
     (grown,), (announced, complete) = (each["told"] for each in done)
     assert grown["change"]["reason"] == "grow"
@@ -147,6 +148,16 @@ def test_a_pod_that_runs_is_resized_and_reads_its_cpus(
     assert "notBefore" in announced["change"]
     assert complete["cpus"] == complete["assigned"] == asked[1][2]
     assert done[1]["took_s"] >= 1.0
+
+
+def test_a_demo_without_a_resize_says_so_at_its_begin_and_at_its_end(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    printed = Demos(Machine(cores=2), folder, monkeypatch).printed("--cpu-manager", "dynamic")
+
+    said = [line.startswith("Left out: a resize that fits: ") for line in printed.splitlines()]
+    assert (said.count(True), said[-3]) == (2, True)
+    assert "container's creation" not in printed
 
 
 def test_a_demo_says_what_no_pod_shows(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -137,7 +137,11 @@ def test_a_notice_ends_although_the_policy_is_another_by_then(world: World, fold
 
 @pytest.mark.parametrize(
     ("cpu", "why"),
-    [("20", "CPUs requested"), ("2500m", "whole"), ("1", "with which it began")],
+    [
+        ("20", "18 more than the 2 that it owns, and 5 are free"),
+        ("2500m", "whole"),
+        ("1", "with which it began"),
+    ],
 )
 def test_a_resize_that_cannot_be_stays_in_progress_with_the_reason(
     world: World, heard: Heard, cpu: str, why: str
@@ -192,7 +196,7 @@ def test_the_history_of_a_container_outlives_the_agent(
         ]
 
     def announced() -> bool:
-        return any(re.search(r"CPUs 4 leave in \d+ s, at ", line) for line in explained("leaving"))
+        return any(re.search(r"CPU 4 leaves in \d+ s, at ", line) for line in explained("leaving"))
 
     with test_agent_process.living(folder, machine, {"role": "worker"}, nri=True) as there:
 
@@ -223,10 +227,11 @@ def test_the_demo_says_what_the_guide_shows(folder: Path, monkeypatch: pytest.Mo
     guide = (Path(__file__).parents[2] / "docs/user/own-cpus.md").read_text()
     ((*options,),) = [given for command, *given in commands(guide) if command == "demo"]
 
-    printed = Demos(Machine(cores=8), folder, monkeypatch).printed(*options)
+    printed = Demos(Machine(cores=8), folder, monkeypatch).printed(*options).replace("\n  ", " ")
 
     # The times are other ones; three dots stand for what is left out.
     shown = blocks(guide, "text")[0].replace("\n  ", " ").replace("\n...", "")
     lines = [re.escape(line).replace(r"\.\.\.", ".*") for line in without_numbers(shown)]
     assert re.search("(?s:\n|\n.*\n)".join(lines), "\n".join(without_numbers(printed)))
     assert printed.count("WRONG") == 0
+    assert "EXCLUSIVE_CPUS has the CPUs of a container's creation" in printed

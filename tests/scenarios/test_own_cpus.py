@@ -246,6 +246,32 @@ def test_a_follower_that_cannot_begin_says_why(
     assert said in done.stderr
 
 
+def test_a_follower_refuses_a_second_word(follower: Path) -> None:
+    done = subprocess.run(
+        [follower, "self", "x"], capture_output=True, text=True, timeout=DEADLINE_S, check=False
+    )
+    assert done.returncode == 2
+    assert "'x' is one word too many; usage: follower [FOLDER]" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nosuch"], "nosuch has no file cpus.json\n"),
+        (["self", "x"], "usage: follow.py [FOLDER]\n"),
+    ],
+)
+def test_the_lines_of_python_say_why_they_cannot_begin(words: list[str], said: str) -> None:
+    done = subprocess.run(
+        [sys.executable, FOLLOW, *words],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (1, said)
+
+
 @needs_two_cpus
 def test_the_lines_of_python_follow_too(folder: Path) -> None:
     node = Node(folder, "0-1", notice_s=DEADLINE_S)

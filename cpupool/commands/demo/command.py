@@ -33,8 +33,9 @@ from cpupool.config.poolconfig import Source
 from cpupool.core import default_pool
 from cpupool.core.cpu_manager import RESERVED
 from cpupool.core.errors import ManifestError, PodRefused
-from cpupool.core.names import Names
+from cpupool.core.names import EXCLUSIVE_CPUS, Names
 from cpupool.core.pod_resources import CPU
+from cpupool.core.suggestions import nearest
 from cpupool.host.installed_policies import find_policy
 from cpupool.kube import manifests, views
 from cpupool.kube.earlier_admission import EarlierAdmission
@@ -130,7 +131,7 @@ def add_parser(commands: Commands, summary: str) -> None:
         metavar="POLICY",
         type=_cpu_manager,
         help="a pool file with this CPU manager policy and without pools, instead:"
-        f" {', '.join(CHOOSING)}, or that of a package",
+        f" {', '.join(CHOOSING)}, or that of a package; dynamic needs 3 CPUs to show a resize",
     )
     parser.add_argument(
         "--qrm",
@@ -214,6 +215,7 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
         picture = drawing.node_status(machine, live.status())
         drawing.show(picture, screen)
         drawing.show(drawing.table(_TITLES, map(_cells, rows)), screen)
+        _tell_environment(resized, tell)
         waiting = live.node.held()
         _end_owners(live, tell)
         verified = bool(rows) and not (refused or live.astray or waiting)
@@ -233,7 +235,8 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
         }
         out.write(json.dumps(document, indent=2) + "\n")
     else:
-        for line in _verdict(rows, moved, refused, held, live.astray):
+        left_out = (f"Left out: {line}." for line in shown.left_out)
+        for line in (*left_out, *_verdict(rows, moved, refused, held, live.astray)):
             door.tell(line, out)
     return 0 if verified else 1
 
@@ -390,10 +393,12 @@ def _pool_file(
 def _cpu_manager(text: str) -> str:
     if text in CHOOSING or cpu_manager.of_package(text):
         return text
-    known = ", ".join(CHOOSING)
-    raise argparse.ArgumentTypeError(
-        f"invalid choice: {text!r} (choose from {known}, or the policy of an installed package)"
-    )
+    hint = f"use {', '.join(CHOOSING)}, or the policy of an installed package"
+    if text == QRM:
+        hint = "use --qrm instead"
+    elif near := nearest(text, CHOOSING):
+        hint = f"did you mean {near}?"
+    raise argparse.ArgumentTypeError(f"{text!r} is no policy to show here; {hint}")
 
 
 def _foreign(arguments: argparse.Namespace, pools: NodePools) -> ForeignPlugins | None:
@@ -497,6 +502,12 @@ def _tell_runs(live: LiveNode, pod: Pod, tell: Callable[[str], None]) -> None:
     else:
         why = live.refusal(pod)
         tell(f"Pod {pod.name} runs{f' on the shared CPUs: {why}' if why else ''}.")
+
+
+def _tell_environment(resized: Iterable[Resize], tell: Callable[[str], None]) -> None:
+    """Say why the environment of a container has other CPUs than its cpuset, if a resize did it."""
+    if any(resize.told for resize in resized):
+        tell(f"{EXCLUSIVE_CPUS} has the CPUs of a container's creation: no resize changes it.")
 
 
 def _role(pod: Pod) -> str:

@@ -29,7 +29,7 @@ from cpupool.local.cluster import EmbeddedCluster
 from cpupool.local.node import EmbeddedNode
 from cpupool.manager import by_plugins, report
 from cpupool.manager.manager import Manager
-from cpupool.policies.view import OF_POLICY
+from cpupool.policies.view import DEFAULT, OF_POLICY
 from cpupool.wire import json_text
 from cpupool.wire.json_text import Fields
 
@@ -259,8 +259,11 @@ class LiveNode:
         """Say where pods without CPUs of their own run, once the kernel says that they do."""
         self.settled_rows()
         extents = self._view().extents
-        sets = (f"{name} {extents[name]}" for name in OF_POLICY if name in extents)
-        return f"The others run on: {', '.join(sets)}."
+        sets = {name: extents[name] for name in OF_POLICY if name in extents}
+        if sets.keys() == {DEFAULT}:
+            return f"All other containers run on the default pool: {sets[DEFAULT]}."
+        listed = ", ".join(f"{name} {cpus}" for name, cpus in sets.items())
+        return f"All other containers run on the shared CPUs: {listed}."
 
     def end(self, pod: Pod) -> None:
         """End a pod, and wait until the CPU manager policy has its CPUs back."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 _POD: Final = "web"
 _CONTAINER: Final = "main"
 _NOTICE_S: Final = 5
+_WIDTH: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,11 @@ def add(samples: Samples) -> None:
 
     sizes = _sizes(samples)
     if len(sizes) < 2:
-        samples.left_out.append(f"pod {_POD} does not grow: the policy has too few CPUs")
+        has, needs, online = len(samples.own), 2 * _unit(samples), len(samples.machine.online)
+        samples.left_out.append(
+            f"a resize that fits: it needs {needs} CPUs of the policy, and the policy has {has} of"
+            f" this machine's {online}"
+        )
     samples.add([owner], _POD, sizes[:1])
     if not samples.pools.pools:
         samples.bodies.append(pod("sharer", [{"name": "work", "resources": SHARING}]))
@@ -72,6 +78,7 @@ def show(
     if owner is None or not live.own_cpus(owner):
         return
     draw()
+    tell(f'Pod {_POD} has the annotation {samples.names.notice}: "{_NOTICE_S}".')
     (first, *later), unit = _sizes(samples), _unit(samples)
     part = f"{(first, *later)[-1] * MILLI_PER_CPU - 500}m"
     below = [first - unit] if first > unit else []
@@ -116,12 +123,12 @@ class _Act:
     def resized(self, cpu: str) -> Resize:
         """Resize it to another cpu."""
         before, began_s = self.cpus, time.monotonic()
+        self.tell(f"Pod {_POD} is resized from cpu {len(before)} to {cpu}.")
         if why := self.live.resize(self.owner, _CONTAINER, cpu):
-            self.tell(f"Pod {_POD} keeps CPUs {before}, and does not get cpu {cpu}: {why}.")
+            self.tell(f"Pod {_POD} keeps CPUs {before}: {why}.")
             self.live.resize(self.owner, _CONTAINER, str(len(before)))
             return Resize(cpu, str(before), str(before), why)
         after, told = self.cpus, []
-        self.tell(f"Pod {_POD} is resized from cpu {len(before)} to {cpu}.")
         if before - after:
             told.append(self._read(assigned=str(after)))
             for line in reasons.in_progress(self.live.status()):
@@ -130,6 +137,13 @@ class _Act:
         told.append(self._read(assigned=str(after), cpus=str(after)))
         took_s = time.monotonic() - began_s
         self.tell(f"After {took_s:.2f} s pod {_POD} has CPUs {after} of its own.")
+        if before - after:
+            self.tell(
+                "The notice ended early: no thread of the container needs what leaves."
+                if took_s < _NOTICE_S
+                else "The notice lasted its whole time: the agent does not see the threads of"
+                " containers here."
+            )
         self.tell(self.live.others())
         if after - before:
             self.draw()
@@ -138,5 +152,10 @@ class _Act:
     def _read(self, **expected: str) -> Mapping[str, Any]:
         """Read as the container does, once it can read this."""
         text = self.live.await_told(self.owner, _CONTAINER, **expected)
-        self.tell(f"Its container reads in {OWN_FOLDER}/cpus.json: {text}")
+        said = f"Its container reads in {OWN_FOLDER}/cpus.json: {text}"
+        wrapped = textwrap.wrap(
+            said, _WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+        )
+        for line in wrapped:
+            self.tell(line)
         return Fields.of(json_text.load(text)).members

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from cpupool.core.topology import CPUTopology
-    from cpupool.simulate.node import PlacementRecord
+    from cpupool.simulate.node import PlacementRecord, ResizeRecord
     from cpupool.simulate.simulation import SimulationResult, Summary
 
 _SHOWN: Final = 5
@@ -105,13 +105,10 @@ def show(
         if each.shares
     ]
     _list(shares, out)
-    resizes = [
-        f"Resize refused at {each.at_s:g} s: {each.container}: from cpu"
-        f" {as_quantity(each.had_milli)} to {as_quantity(each.requested_milli)}: {each.why}"
-        for each in first.resizes
-        if each.why
-    ]
-    _list(resizes, out)
+    for policy, result in results.items():
+        under = f" under {policy}" if len(results) > 1 else ""
+        refused = (each for each in result.resizes if each.why)
+        _list([f"Resize refused{under} at {_resize(each)}" for each in refused], out)
     compared = (_summary_cells(policy, result) for policy, result in results.items())
     drawing.show(drawing.table(_TITLES, compared), out)
     if chooses:
@@ -120,6 +117,14 @@ def show(
     if any(result.resizes for result in results.values()):
         ends = (_resize_cells(policy, result.summary) for policy, result in results.items())
         drawing.show(drawing.table(_RESIZES, ends), out)
+
+
+def _resize(resize: ResizeRecord) -> str:
+    """Describe a refused resize: what the container requested, and what it owns."""
+    had, wanted = as_quantity(resize.had_milli), as_quantity(resize.requested_milli)
+    owns = f"; it owns {resize.owned} CPU{'s' * (resize.owned > 1)}" if resize.owned else ""
+    what = f"request {had} becomes {wanted}{owns}"
+    return f"{resize.at_s:g} s: {resize.container}: {what}: {resize.why}"
 
 
 def _list(lines: Sequence[str], out: TextIO) -> None:

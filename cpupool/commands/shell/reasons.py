@@ -120,13 +120,16 @@ def _leaving(container: ContainerStatus) -> str:
     if changes is None or not changes.leaving:
         return ""
     has, leaving = container.exclusive, changes.leaving
-    what = f"a resize changes its CPUs from {has | leaving} to {has - leaving}; CPUs {leaving}"
+    what = f"a resize changes its CPUs from {has | leaving} to {has - leaving};"
+    one = len(leaving) == 1
+    leave, them = (f"CPU {leaving} leaves", "it") if one else (f"CPUs {leaving} leave", "them")
     if changes.notice_over:
-        return f"{what} are free when it has left them"
+        free = f"CPU {leaving} is free" if one else f"CPUs {leaving} are free"
+        return f"{what} {free} when the container has left {them}"
     if (ends := changes.notice_ends_unix_s) is None:
-        return f"{what} leave when its notice ends"
+        return f"{what} {leave} when its notice ends"
     left_s = max(0, ceil(ends - time.time()))
-    return f"{what} leave in {left_s} s, at {_shown(ends)}, or when no thread needs them"
+    return f"{what} {leave} in {left_s} s, at {_shown(ends)}, or when no thread needs {them}"
 
 
 def _shown(unix_s: float) -> str:

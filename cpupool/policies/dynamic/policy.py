@@ -91,7 +91,8 @@ class DynamicPolicy(StaticPolicy):
                 )
                 chosen, proven = chosen | more.cpus, proven and more.proven
         if len(chosen) < request.count:
-            raise NotEnoughCPUs(request.count - len(request.has), len(every))
+            has = len(request.has)
+            raise NotEnoughCPUs(request.count - has, len(every), has=has)
         return Choice(chosen, proven=proven)
 
     def _usable(self, request: ChoiceRequest) -> CPUSet:

@@ -240,8 +240,10 @@ def test_resizes_are_listed_and_counted_where_there_are_some(
 
     assert cli.main([*arguments, "--trace", trace]) == 0
     shown = capsys.readouterr().out
-    why = "Infeasible: Node didn't have enough capacity: cpu, requested: 99500, capacity: 62000"
-    assert f"Resize refused at 2 s: ns/own/c: from cpu 4 to 99500m: {why}\n" in shown
+    what = "Node didn't have enough capacity: cpu, requested: 99500, capacity: 62000"
+    why = f"Infeasible: {what} (in milli-CPUs)"
+    owns = "request 4 becomes 99500m; it owns 2 CPUs"
+    assert f"Resize refused at 2 s: ns/own/c: {owns}: {why}\n" in shown
     assert shown.splitlines()[-1].split() == ["static", "0", "1", "1"]
 
     assert cli.main([*arguments, "--trace", trace, "--json"]) == 0
@@ -252,9 +254,16 @@ def test_resizes_are_listed_and_counted_where_there_are_some(
         "container": "ns/own/c",
         "had_milli": 4000,
         "requested_milli": 99500,
+        "owned": 2,
         "outcome": "refused",
         "why": why,
     }
+
+    assert cli.main([*arguments, "dynamic", "--trace", trace]) == 0
+    shown = capsys.readouterr().out
+    assert f"Resize refused under static at 2 s: ns/own/c: {owns}: " in shown
+    owns = "request 4 becomes 99500m; it owns 4 CPUs"
+    assert f"Resize refused under dynamic at 2 s: ns/own/c: {owns}: " in shown
 
     assert cli.main([*arguments, "--random", "40", "--resizes", "0.5"]) == 0
     assert "resizes served" in capsys.readouterr().out

@@ -197,7 +197,10 @@ def test_no_pod_gets_cpus_that_are_still_being_left_and_none_fails() -> None:
 
 @pytest.mark.parametrize(
     ("count", "words"),
-    [(0, "request whole CPUs"), (12, "requested")],
+    [
+        (0, "request whole CPUs"),
+        (12, "cpu 12 needs 8 more than the 4 that it owns, and 7 are free"),
+    ],
 )
 def test_what_cannot_be_had_changes_nothing(count: int, words: str) -> None:
     Node(app(4)).refuses(count, words)
@@ -205,7 +208,9 @@ def test_what_cannot_be_had_changes_nothing(count: int, words: str) -> None:
 
 def test_the_containers_that_share_always_keep_a_cpu() -> None:
     reserved_none = replace(DYNAMIC, reserved=CPUSet())
-    Node(app(4), settings=reserved_none).refuses(12, "requested")
+    Node(app(4), settings=reserved_none).refuses(
+        12, "8 more than the 4 that it owns, and 7 are free"
+    )
 
 
 def test_whole_cores_stay_whole() -> None:

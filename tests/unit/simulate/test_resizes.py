@@ -112,13 +112,16 @@ def test_an_owner_under_static_keeps_its_cpus_and_the_scheduler_counts_the_new_r
     [
         (
             29,
-            "Infeasible: Node didn't have enough capacity: cpu, requested: 29000, capacity: 28000",
+            (
+                "Infeasible: Node didn't have enough capacity: cpu, requested: 29000, capacity:"
+                " 28000 (in milli-CPUs)"
+            ),
         ),
         (
             20,
             (
                 "Deferred: Node didn't have enough resource: cpu, requested: 20000, used: 9000,"
-                " capacity: 28000"
+                " capacity: 28000 (in milli-CPUs)"
             ),
         ),
     ],
@@ -134,7 +137,7 @@ def test_a_resize_for_which_the_node_has_no_cpu_is_refused_and_counts_nothing(
     assert ends(outcome) == [(5, "p/c", "refused", why)]
     assert outcome.refusals == ()
     (record,) = outcome.resizes
-    assert (record.had_milli, record.requested_milli) == (500, 1000 * cpu)
+    assert (record.had_milli, record.requested_milli, record.owned) == (500, 1000 * cpu, 0)
     assert outcome.summary.resizes_refused == 1
 
 

@@ -272,16 +272,16 @@ def test_resizes_are_told_with_their_times_and_the_cpus_that_leave(
         ),
         "own: they are its own => 2-5",
         (
-            "leaving: a resize changes its CPUs from 2-5 to 2-4; CPUs 5 leave in 2 s, at"
-            " 2026-11-22T14:00:05Z, or when no thread needs them => 2-4"
+            "leaving: a resize changes its CPUs from 2-5 to 2-4; CPU 5 leaves in 2 s, at"
+            " 2026-11-22T14:00:05Z, or when no thread needs it => 2-4"
         ),
     ]
 
     node.manager.narrow(ref, CPUSet.parse("2-4"))
     assert explain(file, node.status(web="2-5"), "web") == 1
     assert (
-        "leaving: a resize changes its CPUs from 2-5 to 2-4; CPUs 5 are free when it has left them"
-        " => 2-4"
+        "leaving: a resize changes its CPUs from 2-5 to 2-4; CPU 5 is free when the container has"
+        " left it => 2-4"
     ) in steps(capsys.readouterr().out)
 
     node.manager.settle({ref: CPUSet.parse("2-4")})

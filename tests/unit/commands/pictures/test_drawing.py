@@ -221,7 +221,7 @@ class TestNodeStatus:
                 owner,
                 "CPUs 4-5 leave in 2 s, at 2026-11-22T14:00:05Z, or when no thread needs them.",
             ),
-            (over, "CPUs 4-5 are free when it has left them."),
+            (over, "CPUs 4-5 are free when the container has left them."),
         ):
             out = io.StringIO()
             pools = NodePools.of(cpu_manager=CPUManager("dynamic", 2))
