@@ -88,7 +88,7 @@ class Node:
         self.manager.resize(APP, count, unix_s)
 
     def end_notice(self) -> None:
-        assert self.manager.narrow(APP, self.own.assigned)
+        assert self.manager.narrow(APP, self.own.assigned, self.own.leaving)
 
     def read_back(self, cpus: str) -> None:
         runs = {APP: CPUSet.parse(cpus)}
@@ -157,12 +157,26 @@ def test_a_further_resize_in_the_notice(second: int, runs: int) -> None:
     node.resize(8)
     had = node.own.assigned
     node.resize(6)
-    six = node.own.assigned
+    six, left = node.own.assigned, node.own.leaving
     node.resize(second)
     assert (len(node.own.assigned), node.own.in_force, node.owned) == (runs, had, had)
     assert six < node.own.assigned or node.own.assigned < six
-    assert not node.manager.narrow(APP, six)
+    assert not node.manager.narrow(APP, six, left)
     assert node.runs_on() == str(had)
+
+
+def test_two_resizes_in_the_notice_take_no_cpu_that_it_does_not_tell() -> None:
+    node = Node(app(4))
+    node.resize(6)
+    node.resize(4)
+    told = node.own
+    node.resize(8)
+    node.resize(4)
+    assert node.own.assigned == told.assigned
+    assert not node.manager.narrow(APP, told.assigned, told.leaving)
+    assert node.own.in_force > told.in_force
+    node.end_notice()
+    assert node.own.in_force == told.assigned
 
 
 def test_a_resize_waits_until_the_last_one_is_complete() -> None:
