@@ -307,7 +307,7 @@ class Manager:
         """
         with self._changed:
             facts, view = self._facts, self._resolution.view
-            grants = resizing.resized(facts, view, ref, count, unix_s=unix_s)
+            grants = resizing.resized(facts, view, ref, count, unix_s=unix_s, names=self.names)
             self._take(
                 replace(facts, sighted=resizing.answered(facts.sighted, ref, count)),
                 replace(Choices.of(view), grants=grants),

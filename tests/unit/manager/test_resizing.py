@@ -16,7 +16,7 @@ from cpupool.core.cpu_manager import CPUManager, Misfit, StaticOptions, Topology
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import PlacementError
 from cpupool.core.grants import PastResize, RecordedChange
-from cpupool.core.names import POLICY_CPUS
+from cpupool.core.names import POLICY_CPUS, Names
 from cpupool.core.plugin_facts import PluginFacts
 from cpupool.core.pools import MixedCPUs, NodePools, Pool
 from cpupool.core.workloads import (
@@ -142,13 +142,21 @@ def test_a_shrink_keeps_the_baseline_and_stays_in_what_it_has() -> None:
 
 def test_a_shrink_below_the_baseline_needs_the_word_of_the_pod() -> None:
     node = Node(app(4))
-    node.refuses(2, r"keeps the CPUs 2-5 with which it began; annotate its pod with cpu-moves: any")
+    word = "annotate its pod with nokia.k8s.io/cpu-moves: any"
+    node.refuses(2, rf"keeps the CPUs 2-5 with which it began; {word}")
     node.manager.observe(pods=[app(4, cpu_moves=CPUMoves.ANY)])
     node.resize(2)
     assert node.own.assigned < CPUSet.parse("2-5")
     node.end_notice()
     node.read_back(node.runs_on())
     assert node.own.baseline == node.own.assigned
+
+
+def test_a_refusal_names_the_annotation_in_the_domain_of_the_node() -> None:
+    node = Node(app(4))
+    node.manager = Manager(Names("example.com"))
+    node.begin(app(4))
+    node.refuses(2, r"annotate its pod with example\.com/cpu-moves: any")
 
 
 @pytest.mark.parametrize(("second", "runs"), [(5, 5), (7, 7), (8, 8)])
