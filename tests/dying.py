@@ -141,10 +141,10 @@ def update(self: NRIRuntime, container: ContainerID, cpus: CPUSet) -> None:
         _reach(WRITTEN)
 
 
-def narrow(self: Manager, ref: ContainerRef, assigned: CPUSet) -> bool:
+def narrow(self: Manager, ref: ContainerRef, assigned: CPUSet, leaving: CPUSet) -> bool:
     """End a notice, and die before or after that."""
     _reach(NOTICED)
-    narrowed = _narrow(self, ref, assigned)
+    narrowed = _narrow(self, ref, assigned, leaving)
     _reach(NARROWED)
     return narrowed
 

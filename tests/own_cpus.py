@@ -125,10 +125,10 @@ class Node:
     def count(self) -> None:
         self.announced += 1
 
-    def narrow(self, ref: ContainerRef, assigned: CPUSet) -> bool:
+    def narrow(self, ref: ContainerRef, assigned: CPUSet, leaving: CPUSet) -> bool:
         own = self.own[ref]
         self.narrowed.append((self.now_s, ref.name, str(assigned)))
-        if own.assigned != assigned:
+        if (own.assigned, own.leaving) != (assigned, leaving):
             return False
         self.own[ref] = replace(own, in_force=assigned, leaving=CPUSet(), settled=False)
         return True

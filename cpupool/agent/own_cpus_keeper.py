@@ -190,7 +190,7 @@ class OwnCPUsKeeper(StepLoop):
             return max(0.0, min(look_s, next_s - self._now_s()))
 
     def _end(self, ref: ContainerRef, notice: _Notice, *, early: bool) -> None:
-        narrowed = self._owners.narrow(ref, notice.assigned)
+        narrowed = self._owners.narrow(ref, notice.assigned, notice.leaving)
         log.info(
             "notice ended",
             pod=ref.pod,
@@ -216,7 +216,7 @@ class OwnCPUsKeeper(StepLoop):
     def _look(self) -> Mapping[ContainerRef, _Notice]:
         """Write what has changed, and return the notices that are due.
 
-        These are due again soon: `narrow` may find that the container must have other CPUs by now.
+        These are due again soon: `narrow` may find that other CPUs stay or leave by now.
         """
         own_cpus = self._owners.own_cpus()
         for ref in self._known - own_cpus.keys():

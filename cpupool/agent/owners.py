@@ -74,9 +74,9 @@ class NodeOwners:
         """Return the CPUs of the containers whose own CPUs can change while they run."""
         return resizing.own_cpus(self._manager.snapshot(), self._runs)
 
-    def narrow(self, ref: ContainerRef, assigned: CPUSet) -> bool:
+    def narrow(self, ref: ContainerRef, assigned: CPUSet, leaving: CPUSet) -> bool:
         """Take the leaving CPUs from a container."""
-        narrowed = self._manager.narrow(ref, assigned)
+        narrowed = self._manager.narrow(ref, assigned, leaving)
         if narrowed:
             self._look()
         return narrowed

@@ -28,11 +28,11 @@ class Owners(Protocol):
         """Return the CPUs of each."""
         ...
 
-    def narrow(self, ref: ContainerRef, assigned: CPUSet) -> bool:
-        """Take the leaving CPUs: the container runs on these CPUs alone.
+    def narrow(self, ref: ContainerRef, assigned: CPUSet, leaving: CPUSet) -> bool:
+        """Take the leaving CPUs: the container runs on the assigned CPUs alone.
 
         Returns:
-            Whether the container must have these CPUs; if not, it loses none.
+            Whether the container must have and leave these CPUs; if not, it loses none.
         """
         ...
 

@@ -417,10 +417,14 @@ def _strange(reserved: CPUSet, default: CPUSet | None, pools: NodePools) -> CPUS
 
 
 def _default_cpus(pools: NodePools, topology: CPUTopology | None) -> CPUSet | None:
-    """Return the default pool's CPUs; None where they follow from a machine, and there is none."""
-    if topology is not None:
-        return default_pool.declared(pools, topology)
+    """Return the default pool's CPUs.
+
+    None where they follow from a machine, and there is none, or it has none of them: that is a
+    problem of the pool.
+    """
     configured = pools.of_kind(PoolKind.DEFAULT)
+    if topology is not None:
+        return default_pool.declared(pools, topology) or (None if configured else CPUSet())
     return configured[0].cpus if configured and configured[0].open_from is None else None
 
 

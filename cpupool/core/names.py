@@ -28,6 +28,8 @@ _ALIKE: Final = 0.75
 """The least likeness of a mistyped prefix, from 0 to 1 (`difflib.SequenceMatcher.ratio`)."""
 _ALIKE_DOMAINS: Final = 0.85
 """The same for a domain: many vendors have one that ends in `.k8s.io`."""
+_ALIKE_NAMES: Final = 0.85
+"""The same for the name of an annotation in our domain."""
 
 ENABLE_SHARED_CPUS: Final = Resource("enable-shared-cpus", ResourceKind.ADDITIONAL)
 """The part of OpenShift's resource after the slash: one device lets one container use a node's
@@ -117,17 +119,22 @@ class Names:
     def meant_annotation(self, key: str) -> str:
         """Return the annotation of a pod's author that a key names, except for a typing error.
 
-        The error is in the domain, as in `nokia.k8s.oi/cpus`. Empty for any other key.
+        The error is in the domain, as in `nokia.k8s.oi/cpus`, or in the name; or a name of several
+        words, as `cpu-moves`, has no domain or a foreign one. Empty for any other key.
         """
-        typed, _, name = key.partition("/")
-        meant = f"{self.domain}/{name}"
+        typed, _, name = key.rpartition("/")
         of_authors = (
             *(self.processes, self.load_balancing, self.split),
             *(self.memory_migrates, self.requests, self.notice, self.moves),
         )
-        if meant == key or meant not in of_authors:
-            return ""
-        return meant if _is_nearly(typed, self.domain) else ""
+        if typed == self.domain:
+            by_name = {known.rpartition("/")[2]: known for known in of_authors}
+            near = difflib.get_close_matches(name.lower(), by_name, 1, _ALIKE_NAMES)
+            return by_name[near[0]] if near and key not in of_authors else ""
+        meant = f"{self.domain}/{name}"
+        # A single word, as `cpus`, may be another program's.
+        is_meant = "-" in name or _is_nearly(typed, self.domain)
+        return meant if meant in of_authors and is_meant else ""
 
     @property
     def processes(self) -> str:

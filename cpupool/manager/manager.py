@@ -307,7 +307,7 @@ class Manager:
         """
         with self._changed:
             facts, view = self._facts, self._resolution.view
-            grants = resizing.resized(facts, view, ref, count, unix_s=unix_s)
+            grants = resizing.resized(facts, view, ref, count, unix_s=unix_s, names=self.names)
             self._take(
                 replace(facts, sighted=resizing.answered(facts.sighted, ref, count)),
                 replace(Choices.of(view), grants=grants),
@@ -332,23 +332,27 @@ class Manager:
             if grants is not view.grants:
                 self._take_grants(grants)
 
-    def narrow(self, ref: ContainerRef, assigned: CPUSet) -> bool:
+    def narrow(self, ref: ContainerRef, assigned: CPUSet, leaving: CPUSet) -> bool:
         """End a container's notice: it must leave the CPUs that it gives back.
 
         Args:
             ref: the container.
             assigned: the CPUs that the notice announced as those that stay.
+            leaving: the CPUs that it announced as those that leave. Two resizes together may change
+                these alone.
 
         Returns:
-            Whether it does; not if it has been assigned other CPUs meanwhile.
+            Whether it does; not if other CPUs stay or leave by now.
         """
         with self._changed:
             grants = self._resolution.grants
             grant = grants.chosen.get(ref.pod)
-            leaving = grant.leaving.get(ref.name) if grant else None
-            if grant is None or leaving is None or grant.part(ref.name) != assigned:
+            gone = grant.leaving.get(ref.name) if grant else None
+            if grant is None or gone is None:
                 return False
-            if leaving.in_force:
+            if (grant.part(ref.name), gone.cpus) != (assigned, leaving):
+                return False
+            if gone.in_force:
                 self._take_grants(grants.replacing(grant.narrowed(ref.name)))
             return True
 

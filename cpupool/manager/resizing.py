@@ -21,7 +21,7 @@ from cpupool.core.cpu_manager import TopologyPolicy
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import DevicesUnnamed, NotEnoughCPUs, PlacementError
 from cpupool.core.grants import WHOLE_POD, Sharing, Source
-from cpupool.core.names import POLICY_CPUS
+from cpupool.core.names import POLICY_CPUS, Names
 from cpupool.core.workloads import ContainerID, ContainerRef, CPUMoves, oldest_first
 from cpupool.manager import aligning, choosing, guard, planning
 from cpupool.manager.choosing import CPUsAwaited
@@ -55,6 +55,7 @@ def resized(
     *,
     unix_s: int | None = None,
     runs: bool = True,
+    names: Names | None = None,
 ) -> Grants:
     """Return the grants after a resize of one container.
 
@@ -65,6 +66,7 @@ def resized(
         count: how many CPUs of its own it requests; 0 for no whole number.
         unix_s: the time now, if it is known.
         runs: whether it runs, so that it may have pinned threads where it began.
+        names: for the message of a refusal; None for the usual domain.
 
     Raises:
         PlacementError: the container keeps the CPUs that it has.
@@ -74,7 +76,8 @@ def resized(
     if pod is None or grant is None or not grant.resizable(ref.name):
         what = "the CPU manager policy has given it no CPUs of its own"
         raise ResizeRefused(what, "create the pod again with the new request")
-    return _Resize(facts, seen, pod, grant, ref.name, count, unix_s, runs=runs).grants()
+    moves = (names or Names()).moves
+    return _Resize(facts, seen, pod, grant, ref.name, count, moves, unix_s, runs=runs).grants()
 
 
 def begun(
@@ -108,6 +111,7 @@ class _Resize:
         grant: the pod's grant.
         name: the container.
         count: how many CPUs of its own it requests; 0 for no whole number.
+        moves: the annotation that lets it leave the CPUs with which it began.
         unix_s: the time now, if it is known.
         runs: whether it runs.
     """
@@ -118,6 +122,7 @@ class _Resize:
     grant: Grant
     name: str
     count: int
+    moves: str
     unix_s: int | None = None
     runs: bool = True
 
@@ -174,7 +179,7 @@ class _Resize:
         if self.pod.cpu_moves is CPUMoves.ANY or not self.runs:
             return self._request(self.has & baseline, CPUSet())
         what = f"it requests cpu {self.count}, and keeps the CPUs {baseline} with which it began"
-        word = "annotate its pod with cpu-moves: any, if the application can leave them"
+        word = f"annotate its pod with {self.moves}: any, if the application can leave them"
         raise ResizeRefused(what, word)
 
     def _more(self) -> ChoiceRequest:

@@ -203,7 +203,7 @@ class CPUManagerPolicy(ABC):
         _annotations: Mapping[str, str],
         _requested: Mapping[str, Collection[str]],
         _names: Names,
-        _max_notice_s: int,
+        _max_notice_s: int | None,
     ) -> Iterable[Problem]:
         """Return the errors of a pod's author in the policy's own labels and annotations.
 
@@ -211,7 +211,8 @@ class CPUManagerPolicy(ABC):
             annotations: the pod's.
             requested: the place of each container → the resources that it requests, or limits.
             names: for the resource domain.
-            max_notice_s: the longest notice that any node gives before it takes CPUs.
+            max_notice_s: the longest notice that any node gives before it takes CPUs; None where
+                no pool file is known that says it.
         """
         return ()
 

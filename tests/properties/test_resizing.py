@@ -51,7 +51,7 @@ class Resizes(RuleBasedStateMachine):
         self.settings = CPUManager("dynamic", reserved=CPUSet.of(0), options=options)
         self.asked = {**first, "c": 2}
         self.kernel: dict[str, CPUSet] = {}
-        self.told: dict[str, CPUSet] = {}
+        self.told: dict[str, tuple[CPUSet, CPUSet]] = {}
         self.start(State("dynamic"))
         self.kernel = {name: self.runs_on(name) for name in self.asked}
         self.baselines = {name: self.own(name).baseline for name in self.owners()}
@@ -129,12 +129,13 @@ class Resizes(RuleBasedStateMachine):
         if name not in self.owners():
             return
         before = self.own(name)
-        told = self.told.get(name, before.assigned) if late else before.assigned
-        self.told[name] = before.assigned
-        ended = self.manager.narrow(ref(name), told)
+        now = before.assigned, before.leaving
+        told = self.told.get(name, now) if late else now
+        self.told[name] = now
+        ended = self.manager.narrow(ref(name), *told)
         if before.leaving:
-            assert ended == (before.assigned == told)
-            assert self.own(name).in_force == (told if ended else before.in_force)
+            assert ended == (now == told)
+            assert self.own(name).in_force == (before.assigned if ended else before.in_force)
         if moved:
             self.move(name)
         if killed:

@@ -112,9 +112,9 @@ class Node:
     def remaining(self) -> set[str]:
         return {REF.pod}
 
-    def narrow(self, _ref: ContainerRef, assigned: CPUSet) -> bool:
+    def narrow(self, _ref: ContainerRef, assigned: CPUSet, leaving: CPUSet) -> bool:
         with self._lock:
-            if self._own.assigned != assigned:
+            if (self._own.assigned, self._own.leaving) != (assigned, leaving):
                 return False
             self._own = replace(self._own, in_force=assigned, leaving=CPUSet())
             self.ends += 1

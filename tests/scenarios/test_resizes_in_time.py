@@ -93,8 +93,8 @@ class Life:
     def own_cpus(self) -> Mapping[ContainerRef, resizing.OwnCPUs]:
         return resizing.own_cpus(self.manager.snapshot(), self.runs)
 
-    def narrow(self, ref: ContainerRef, assigned: CPUSet) -> bool:
-        return self.manager.narrow(ref, assigned)
+    def narrow(self, ref: ContainerRef, assigned: CPUSet, leaving: CPUSet) -> bool:
+        return self.manager.narrow(ref, assigned, leaving)
 
     def needs(self, _ref: ContainerRef, _cpus: CPUSet) -> bool | None:
         return None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from cpupool.core.cpu_manager import MAX_NOTICE, notice_seconds
-from cpupool.core.errors import Problem
+from cpupool.core.cpu_manager import DYNAMIC, MAX_NOTICE, USUAL_NOTICE_S, notice_seconds
+from cpupool.core.errors import Problem, Severity
 from cpupool.core.names import MOVES, NOTICE
 from cpupool.core.suggestions import hint
 from cpupool.core.visible import shown
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from cpupool.core.names import Names
 
 _MOVES: Final = {moves.value: moves for moves in CPUMoves}
+_WITHOUT_EFFECT: Final = _MOVES.keys() - {CPUMoves.NEVER.value, CPUMoves.ANY.value}
 
 
 class PodWords(NamedTuple):
@@ -36,25 +37,36 @@ def of_pod(annotations: Mapping[str, str], names: Names) -> PodWords:
     return PodWords(notice_s, moves or CPUMoves.NEVER, tuple(misread))
 
 
-def problems(annotations: Mapping[str, str], names: Names, max_notice_s: int) -> Iterator[Problem]:
-    """Find a word that no node can follow.
+def problems(
+    annotations: Mapping[str, str], names: Names, max_notice_s: int | None
+) -> Iterator[Problem]:
+    """Find a word that no node can follow, and one that has no effect yet.
 
     Args:
         annotations: the pod's.
         names: for the resource domain.
-        max_notice_s: the longest notice that any node gives.
+        max_notice_s: the longest notice that any node gives; None where no pool file is known that
+            says it.
     """
     written = annotations.get(names.notice)
     if written is not None:
         seconds = notice_seconds(written)
-        if seconds is None or seconds > max_notice_s:
+        most_s = USUAL_NOTICE_S if max_notice_s is None else max_notice_s
+        if seconds is None or seconds > most_s:
+            number = written.isascii() and written.isdigit()
+            zeros = " without leading zeros" if number and written[0] == "0" else ""
+            bound = f"the largest {MAX_NOTICE} of the pool files"
+            if max_notice_s is None:
+                bound = f"the default of {MAX_NOTICE}: no pool file with policy: {DYNAMIC} is known"
             yield Problem(
                 f"{shown(written)} is no notice that a node can give",
-                f"write a whole number of seconds, from 0 to {max_notice_s}, the largest"
-                f" {MAX_NOTICE} of the pool files",
+                f"write a whole number of seconds{zeros}, from 0 to {most_s}, {bound}",
                 path=f"metadata.annotations[{names.notice}]",
             )
-    word = annotations.get(names.moves)
+    word, path = annotations.get(names.moves), f"metadata.annotations[{names.moves}]"
     if word is not None and word not in _MOVES:
-        what, path = f"unknown value {shown(word)}", f"metadata.annotations[{names.moves}]"
-        yield Problem(what, hint(word, _MOVES), path=path)
+        yield Problem(f"unknown value {shown(word)}", hint(word, _MOVES), path=path)
+    elif word in _WITHOUT_EFFECT:
+        what = f"{word} has the same effect as {CPUMoves.NEVER.value} in this version"
+        remedy = "write any, if the application can leave the CPUs with which it began"
+        yield Problem(what, remedy, Severity.WARNING, path)

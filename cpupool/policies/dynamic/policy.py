@@ -44,9 +44,9 @@ class DynamicPolicy(StaticPolicy):
         annotations: Mapping[str, str],
         _requested: Mapping[str, Collection[str]],
         names: Names,
-        max_notice_s: int,
+        max_notice_s: int | None,
     ) -> Iterator[Problem]:
-        """Find words about changes of CPUs that no node can follow."""
+        """Find words about changes of CPUs that no node can follow, or that have no effect yet."""
         return pod_words.problems(annotations, names, max_notice_s)
 
     def hints(self, request: ChoiceRequest) -> ResourceHints:

@@ -49,7 +49,7 @@ class QRMPolicy(StaticPolicy):
         annotations: Mapping[str, str],
         requested: Mapping[str, Collection[str]],
         _names: Names,
-        _max_notice_s: int,
+        _max_notice_s: int | None,
     ) -> Iterator[Problem]:
         """Find words for plugins that are misspelt, and a resource that no plugin offers."""
         return pod_words.problems(annotations, requested)

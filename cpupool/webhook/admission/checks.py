@@ -86,8 +86,7 @@ def check_names(pod: PodRequests, names: Names) -> Iterator[Problem]:
     for key in pod.annotations:
         if meant := names.meant_annotation(key):
             yield Problem(
-                "cpupool does not read this annotation, as its domain is not"
-                f" {meant.partition('/')[0]}",
+                "cpupool does not read this annotation",
                 f"did you mean {meant}?",
                 Severity.WARNING,
                 f"metadata.annotations[{shown(key)}]",

@@ -6,6 +6,7 @@ validated it yet.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -332,5 +333,8 @@ def _text(value: object, path: str) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise ManifestError("", path, "this is not text")
+        # Python turns no number of thousands of digits into text.
+        plain = isinstance(value, int) and abs(value) < 2**63
+        remedy = f'; write "{json.dumps(value)}"' if plain else ""
+        raise ManifestError("", path, f"this is not text{remedy}")
     return value

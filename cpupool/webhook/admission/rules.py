@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
-from cpupool.core.cpu_manager import USUAL_NOTICE_S, Eligible
+from cpupool.core.cpu_manager import Eligible
 from cpupool.core.names import ENABLE_SHARED_CPUS, Names
 from cpupool.core.pools import MILLI_PER_CPU, HyperThreadingPolicy, PoolKind
 from cpupool.core.requests import ResourceKind
@@ -78,7 +78,8 @@ class Rules:
             a pool file reads them.
         policies: the CPU manager policies that check the words for them: those of the pool files,
             and `dynamic`, whose words have our domain, so that a wrong one is wrong on any node.
-        max_notice_s: the longest notice that any node gives before it takes CPUs.
+        max_notice_s: the longest notice that any node gives before it takes CPUs; None where no
+            pool file is known that says it.
         schedulers: the accounts that may assign CPUs by `resource-status`.
         eligible: which containers get CPUs of their own on any node.
     """
@@ -91,7 +92,7 @@ class Rules:
     namespaces: Namespaces = mixed_cpus.no_api_server
     koordinator: bool = False
     policies: tuple[type[CPUManagerPolicy], ...] = (DynamicPolicy,)
-    max_notice_s: int = USUAL_NOTICE_S
+    max_notice_s: int | None = None
     schedulers: frozenset[str] = frozenset({KOORD_SCHEDULER})
     eligible: Eligible = Eligible.POD
 
@@ -161,12 +162,14 @@ def largest_pools(files: Iterable[NodePools]) -> dict[str, LargestPool]:
     return found
 
 
-def longest_notice_s(files: Iterable[NodePools]) -> int:
-    """Return the longest notice of the files whose policy takes CPUs from running containers."""
+def longest_notice_s(files: Iterable[NodePools]) -> int | None:
+    """Return the longest notice of the files whose policy takes CPUs from running containers.
+
+    None if there is no such file.
+    """
     managers = (file.cpu_manager for file in files)
     return max(
-        (manager.max_notice_s for manager in managers if kind(manager).resizes),
-        default=USUAL_NOTICE_S,
+        (manager.max_notice_s for manager in managers if kind(manager).resizes), default=None
     )
 
 

@@ -338,9 +338,9 @@ def test_a_notice_of_cpus_that_the_container_must_not_have_is_ended_again(node: 
     # Another request comes between the look and the end of the notice.
     narrow = node.narrow
 
-    def late(ref: ContainerRef, assigned: CPUSet) -> bool:
+    def late(ref: ContainerRef, assigned: CPUSet, leaving: CPUSet) -> bool:
         node.own[ref] = replace(node.own[ref], assigned=CPUSet.parse("0-6"), leaving=CPUSet.of(7))
-        return narrow(ref, assigned)
+        return narrow(ref, assigned, leaving)
 
     node.narrow = late  # type: ignore[method-assign]
     assert node.look(5.0) <= 2.0

@@ -124,9 +124,9 @@ def test_where_no_cpus_change_there_is_no_news(folder: Path) -> None:
 def test_the_end_of_a_notice_asks_for_a_sweep(node: Node) -> None:
     node.manager.resize(REF, 4)
     node.manager.resize(REF, 2)
-    assert not node.owners.narrow(REF, CPUSet.parse("2-5"))
+    assert not node.owners.narrow(REF, CPUSet.parse("2-5"), CPUSet())
     assert node.looks == 0
-    assert node.owners.narrow(REF, CPUSet.parse("2-3"))
+    assert node.owners.narrow(REF, CPUSet.parse("2-3"), CPUSet.parse("4-5"))
     assert node.looks == 1
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cpupool.config import cpu_manager, poolconfig
+from cpupool.config import cpu_manager, pool_rules, poolconfig
 from cpupool.core import default_pool
 from cpupool.core.cpu_manager import (
     TRUTH_VALUES,
@@ -431,6 +431,20 @@ def test_reserved_cpus_that_are_all_offline_are_a_warning() -> None:
     assert found.severity is Severity.WARNING
     assert found.what == "the reserved CPUs 0,16 are offline"
     assert [*cpu_manager.validate(pools, MACHINE.having_lost(CPUSet.of(0)))] == []
+
+
+@pytest.mark.parametrize("reserved", [1, CPUSet.of(0)])
+def test_a_default_pool_that_begins_above_the_machines_cpus_is_one_problem(
+    reserved: CPUSet | int,
+) -> None:
+    file = parse("""\
+        pools: {default: {cpus: "32-"}}
+        cpuManager: {policy: static, reserved: 1, systemPods: {namespaces: [a], cpus: "1"}}
+        """)
+    manager = replace(file.pools.cpu_manager, reserved=reserved)
+    pools = replace(file.pools, cpu_manager=manager)
+    (problem,) = pool_rules.validate(pools, TELCO)
+    assert problem.what == "this machine has no CPU from 32 on; it has 0-31"
 
 
 def test_reserved_cpus_that_the_machine_lacks_are_not_offline() -> None:

@@ -16,7 +16,7 @@ from cpupool.core.cpu_manager import CPUManager, Misfit, StaticOptions, Topology
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import PlacementError
 from cpupool.core.grants import PastResize, RecordedChange
-from cpupool.core.names import POLICY_CPUS
+from cpupool.core.names import POLICY_CPUS, Names
 from cpupool.core.plugin_facts import PluginFacts
 from cpupool.core.pools import MixedCPUs, NodePools, Pool
 from cpupool.core.workloads import (
@@ -88,7 +88,7 @@ class Node:
         self.manager.resize(APP, count, unix_s)
 
     def end_notice(self) -> None:
-        assert self.manager.narrow(APP, self.own.assigned)
+        assert self.manager.narrow(APP, self.own.assigned, self.own.leaving)
 
     def read_back(self, cpus: str) -> None:
         runs = {APP: CPUSet.parse(cpus)}
@@ -142,7 +142,8 @@ def test_a_shrink_keeps_the_baseline_and_stays_in_what_it_has() -> None:
 
 def test_a_shrink_below_the_baseline_needs_the_word_of_the_pod() -> None:
     node = Node(app(4))
-    node.refuses(2, r"keeps the CPUs 2-5 with which it began; annotate its pod with cpu-moves: any")
+    word = "annotate its pod with nokia.k8s.io/cpu-moves: any"
+    node.refuses(2, rf"keeps the CPUs 2-5 with which it began; {word}")
     node.manager.observe(pods=[app(4, cpu_moves=CPUMoves.ANY)])
     node.resize(2)
     assert node.own.assigned < CPUSet.parse("2-5")
@@ -151,18 +152,39 @@ def test_a_shrink_below_the_baseline_needs_the_word_of_the_pod() -> None:
     assert node.own.baseline == node.own.assigned
 
 
+def test_a_refusal_names_the_annotation_in_the_domain_of_the_node() -> None:
+    node = Node(app(4))
+    node.manager = Manager(Names("example.com"))
+    node.begin(app(4))
+    node.refuses(2, r"annotate its pod with example\.com/cpu-moves: any")
+
+
 @pytest.mark.parametrize(("second", "runs"), [(5, 5), (7, 7), (8, 8)])
 def test_a_further_resize_in_the_notice(second: int, runs: int) -> None:
     node = Node(app(4))
     node.resize(8)
     had = node.own.assigned
     node.resize(6)
-    six = node.own.assigned
+    six, left = node.own.assigned, node.own.leaving
     node.resize(second)
     assert (len(node.own.assigned), node.own.in_force, node.owned) == (runs, had, had)
     assert six < node.own.assigned or node.own.assigned < six
-    assert not node.manager.narrow(APP, six)
+    assert not node.manager.narrow(APP, six, left)
     assert node.runs_on() == str(had)
+
+
+def test_two_resizes_in_the_notice_take_no_cpu_that_it_does_not_tell() -> None:
+    node = Node(app(4))
+    node.resize(6)
+    node.resize(4)
+    told = node.own
+    node.resize(8)
+    node.resize(4)
+    assert node.own.assigned == told.assigned
+    assert not node.manager.narrow(APP, told.assigned, told.leaving)
+    assert node.own.in_force > told.in_force
+    node.end_notice()
+    assert node.own.in_force == told.assigned
 
 
 def test_a_resize_waits_until_the_last_one_is_complete() -> None:

@@ -277,7 +277,7 @@ def test_resizes_are_told_with_their_times_and_the_cpus_that_leave(
         ),
     ]
 
-    node.manager.narrow(ref, CPUSet.parse("2-4"))
+    node.manager.narrow(ref, CPUSet.parse("2-4"), CPUSet.of(5))
     assert explain(file, node.status(web="2-5"), "web") == 1
     assert (
         "leaving: a resize changes its CPUs from 2-5 to 2-4; CPU 5 is free when the container has"

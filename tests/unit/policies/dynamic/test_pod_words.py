@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpupool.core.cpu_manager import DYNAMIC, CPUManager
+from cpupool.core.errors import errors_in
 from cpupool.core.names import Names
 from cpupool.core.pools import NodePools, Pool
 from cpupool.core.workloads import CPUMoves
@@ -68,15 +69,41 @@ def test_what_is_no_number_of_seconds_counts_for_nothing(written: str) -> None:
 
 
 def test_a_denial_says_what_to_write() -> None:
-    assert denial({NOTICE: "soon"}) == (
-        f"metadata.annotations[{NOTICE}]: soon is no notice that a node can give; write a whole"
-        " number of seconds, from 0 to 10, the largest maxNoticeSeconds of the pool files"
+    rules = Rules().knowing([file_of(DYNAMIC, 10)])
+    what = f"metadata.annotations[{NOTICE}]: %s is no notice that a node can give; write a whole"
+    assert denial({NOTICE: "soon"}, rules) == (
+        f"{what % 'soon'} number of seconds, from 0 to 10, the largest maxNoticeSeconds of the pool"
+        " files"
+    )
+    assert denial({NOTICE: "010"}, rules) == (
+        f"{what % '010'} number of seconds without leading zeros, from 0 to 10, the largest"
+        " maxNoticeSeconds of the pool files"
     )
     assert denial({MOVES: "some"}) == (
         f"metadata.annotations[{MOVES}]: unknown value some; use never or same-l3 or same-numa or"
         " any"
     )
     assert denial({MOVES: "samel3"}).endswith("did you mean same-l3?")
+
+
+@pytest.mark.parametrize("files", [[], [file_of("static", 10)]])
+def test_without_a_pool_file_that_says_the_longest_notice_a_denial_names_the_default(
+    files: list[NodePools],
+) -> None:
+    assert denial({NOTICE: "11"}, Rules().knowing(files)).endswith(
+        "from 0 to 10, the default of maxNoticeSeconds: no pool file with policy: dynamic is known"
+    )
+
+
+@pytest.mark.parametrize("word", ["never", "same-l3", "same-numa", "any"])
+def test_a_word_without_an_effect_of_its_own_has_a_warning(word: str) -> None:
+    decision = admit(saying({MOVES: word}), Rules())
+    assert isinstance(decision, Admitted)
+    warning = (
+        f"metadata.annotations[{MOVES}]: {word} has the same effect as never in this version; write"
+        " any, if the application can leave the CPUs with which it began"
+    )
+    assert decision.warnings == ((warning,) if word.startswith("same") else ())
 
 
 @pytest.mark.parametrize(
@@ -138,7 +165,9 @@ def test_a_later_edit_may_bring_no_new_problem(
     assert isinstance(decision, Admitted) == admitted
 
 
-WORDS = st.text(max_size=5) | st.sampled_from(["0", "7", "10", "11", "3600", "never", "any"])
+WORDS = st.text(max_size=5) | st.sampled_from(
+    ["0", "7", "10", "11", "3600", "never", "any", "same-l3"]
+)
 
 
 @given(st.dictionaries(st.sampled_from([NOTICE, MOVES, "a/b"]), WORDS), st.integers(0, 3600))
@@ -147,5 +176,5 @@ def test_a_node_with_the_longest_notice_follows_what_is_admitted(
 ) -> None:
     read = pod_words.of_pod(annotations, OURS)
     follows = not read.misread and (read.notice_s or 0) <= longest_s
-    problems = [*pod_words.problems(annotations, OURS, longest_s)]
+    problems = errors_in(pod_words.problems(annotations, OURS, longest_s))
     assert (not problems) == follows
