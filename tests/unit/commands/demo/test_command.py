@@ -67,7 +67,10 @@ def test_a_file_that_cannot_be_used_is_bad_usage_before_anything_starts(
     ("options", "said"),
     [
         (["--cpu-manager", "none"], "'none' is no policy to show here; use static, dynamic,"),
-        (["--cpu-manager", "dynamicc"], "'dynamicc' is no policy to show here; did you mean dynamic?"),
+        (
+            ["--cpu-manager", "dynamicc"],
+            "'dynamicc' is no policy to show here; did you mean dynamic?",
+        ),
         (["--cpu-manager", "qrm"], "'qrm' is no policy to show here; use --qrm instead"),
         (["--cpu-manager", "static", "--config", "mine.yaml"], "not allowed with argument"),
     ],
