@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from cpupool.core.cpu_manager import TopologyPolicy
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import DevicesUnnamed, NotEnoughCPUs, PlacementError
-from cpupool.core.grants import WHOLE_POD, Sharing, Source
+from cpupool.core.grants import WHOLE_POD, Sharing
 from cpupool.core.names import POLICY_CPUS, Names
 from cpupool.core.workloads import ContainerID, ContainerRef, CPUMoves, oldest_first
 from cpupool.manager import aligning, choosing, guard, planning
@@ -297,7 +297,6 @@ class Reason(Enum):
     ONLINE = "online"
     REPAIR = "repair"
     """Another program has written its CPUs, and they are right again."""
-    PLUGIN = "plugin"
     """A plugin has named other CPUs for it."""
 
 
@@ -314,7 +313,6 @@ class OwnCPUs:
             empty.
         notice_s: how long the container knows that CPUs leave before they are taken.
         settled: whether the kernel has the CPUs in force, and has moved the other pods off them.
-        cause: why its CPUs change, where the CPUs alone do not tell; else None.
     """
 
     assigned: CPUSet
@@ -323,7 +321,6 @@ class OwnCPUs:
     leaving: CPUSet
     notice_s: float
     settled: bool = True
-    cause: Reason | None = None
 
 
 def own_cpus(
@@ -347,19 +344,17 @@ def own_cpus(
         pod = resolution.pods.get(uid)
         if pod is None:
             continue
-        plugged = grant.source is Source.PLUGIN
         for name in _changing(facts, grant):
             ref, in_force = ContainerRef(uid, name), grant.in_force(name)
             found[ref] = OwnCPUs(
                 grant.parts[name],
                 in_force & online,
-                CPUSet() if plugged else grant.baseline(name),
+                grant.baseline(name),
                 in_force - grant.parts[name],
                 notice_s(facts, pod),
                 settled=runs is not None
                 and runs.get(ref, in_force) & online == in_force & online
                 and (grant.sharing is not Sharing.NONE or in_force.isdisjoint(crowded)),
-                cause=Reason.PLUGIN if plugged else None,
             )
     return found
 
@@ -380,10 +375,10 @@ def _crowded(runs: Mapping[ContainerRef, CPUSet]) -> CPUSet:
 
 
 def _changing(facts: NodeFacts, grant: Grant) -> Iterator[str]:
-    """Yield the containers whose own CPUs can change while they run, or have changed."""
-    resizes, plugged = facts.policy.kind.resizes, grant.source is Source.PLUGIN
+    """Yield the containers whose own CPUs a resize can change while they run, or has changed."""
+    resizes = facts.policy.kind.resizes
     for name in grant.parts:
-        if plugged or name in grant.baselines or (resizes and grant.resizable(name)):
+        if name in grant.baselines or (resizes and grant.resizable(name)):
             yield name
 
 

@@ -109,14 +109,15 @@ class Play:
     ) -> Process:
         self.kill(name)
         stack = self._running[name] = ExitStack()
+        variables = ("env", *(f"{key}={value}" for key, value in (fate or {}).items()))
         if name == AGENT:
             options = ("--resource-plugins", "--resource-plugin-reconcile=0.1")
             return stack.enter_context(
-                self.world.agent(*options, environment=fate, program=program, end=signal.SIGKILL)
+                self.world.agent(*options, before=variables, program=program, end=signal.SIGKILL)
             )
         folder = self.world.folder
         process = Process(
-            *("env", *(f"{key}={value}" for key, value in (fate or {}).items())),
+            *variables,
             *(sys.executable, "-W", "error", "-m", program, "resource-plugin", name),
             *("--host-root", folder, "--config", folder / "plugins/config.yaml"),
         )
@@ -182,6 +183,10 @@ class ThePlugins:
         found = None
         for step in OF_PLUGINS if pod.steps else ():
             dying_now = [play.dies(name, step, pod.name) for name in play.plugins]
+            if found is None:
+                # A pod that shares starts although a plugin has not registered yet.
+                for process in dying_now:
+                    registered(process)
             found = found or run(play.world, pod.name, dict(pod.annotations), **pod.requests)
             for process in dying_now:
                 gone(process)
@@ -243,6 +248,11 @@ def fated(daily: type[Fate]) -> pytest.MarkDecorator:
         for each in FATES
     ]
     return pytest.mark.parametrize("fate", params)
+
+
+def registered(process: Process) -> None:
+    """Wait until a plugin has registered."""
+    eventually(lambda: ": registered " in process.log, lambda: process.log)
 
 
 def gone(process: Process, trying: World | None = None) -> None:
