@@ -141,7 +141,9 @@ class Enforcement:
             informed=lambda: self.cpusetter.informed,
         )
         folders = OwnFolders(root, telemetry.events)
-        self.own_cpus_keeper = OwnCPUsKeeper(self._owners, folders, telemetry=telemetry)
+        self.own_cpus_keeper = OwnCPUsKeeper(
+            self._owners, folders, telemetry=telemetry, announced=signals.of(Change.NOTICES)
+        )
         self.writers = Writers(runtime.enforcement, plugin, cri, lambda: wait.waits)
         self.cpusetter = self._make_cpusetter(cri, swept)
         self.nri = self._make_nri_plugin(nri, wait, memory)

@@ -103,7 +103,7 @@ class OwnCPUsKeeper(StepLoop):
         folders: OwnFolders,
         *,
         telemetry: Telemetry,
-        announced: Callable[[], None] = lambda: None,
+        announced: Callable[[], None],
         now_s: Callable[[], float] = time.monotonic,
         wall_s: Callable[[], float] = time.time,
         look_s: float = _LOOK_S,

@@ -7,7 +7,6 @@ policy `none` takes no options, and the policy `static` needs reserved CPUs (pol
 
 from __future__ import annotations
 
-import re
 from math import ceil
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
@@ -48,6 +47,7 @@ from cpupool.core.cpu_manager import (
 )
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import CPUSetParseError, Problem, QuantityError, Severity
+from cpupool.core.names import DNS_LABEL
 from cpupool.core.pools import PoolKind
 from cpupool.core.suggestions import hint, nearest
 from cpupool.policies.built_in import BUILT_IN
@@ -78,7 +78,6 @@ _SCOPES: Final = {scope.value: scope for scope in Scope}
 _MISFITS: Final = {misfit.value: misfit for misfit in Misfit}
 _ELIGIBLE: Final = {eligible.value: eligible for eligible in Eligible}
 _SYSTEM_PODS: Final = (NAMESPACES, CPUS)
-_NAMESPACE: Final = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?", re.ASCII)
 _SUPPRESSION: Final = (ENABLE, THRESHOLD_PERCENT, MIN_PERCENT)
 _PERCENT: Final = {str(percent): percent for percent in range(101)}
 _CPU: Final = "cpu"
@@ -317,7 +316,7 @@ def _namespaces(reader: Reader, value: Value) -> Iterator[str]:
         return
     for each in value.items:
         text = reader.text(each)
-        if text and _NAMESPACE.fullmatch(text.text):
+        if text and DNS_LABEL.fullmatch(text.text):
             yield text.text
         elif text:
             what = f"{text.text[:63]!r} is not the name of a namespace"

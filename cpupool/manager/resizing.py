@@ -297,7 +297,6 @@ class Reason(Enum):
     ONLINE = "online"
     REPAIR = "repair"
     """Another program has written its CPUs, and they are right again."""
-    """A plugin has named other CPUs for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,8 +306,7 @@ class OwnCPUs:
     Attributes:
         assigned: the CPUs that it must have, offline CPUs included.
         in_force: the online CPUs on which it may run now.
-        baseline: the CPUs that it got at its creation, and that stay its own; empty if a plugin may
-            take any.
+        baseline: the CPUs that it got at its creation, and that stay its own.
         leaving: the CPUs that it gives back, offline CPUs included, while the notice lasts; else
             empty.
         notice_s: how long the container knows that CPUs leave before they are taken.
@@ -328,9 +326,7 @@ def own_cpus(
 ) -> Mapping[ContainerRef, OwnCPUs]:
     """Return the CPUs of the containers whose own CPUs can change while they run, or have changed.
 
-    A notice ends under every policy: it may have begun before an edit of the pool file. What a
-    plugin says is in force at once: the plugin may give the old CPUs to another container in the
-    same list.
+    A notice ends under every policy: it may have begun before an edit of the pool file.
 
     Args:
         now: the facts and the decisions.

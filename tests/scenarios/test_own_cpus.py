@@ -86,7 +86,10 @@ class Node:
         own = CPUSet.parse(cpus)
         self._own = OwnCPUs(own, own, own, CPUSet(), notice_s)
         self.keeper = OwnCPUsKeeper(
-            self, OwnFolders(root, Heard()), telemetry=builders.telemetry(events=Heard())
+            self,
+            OwnFolders(root, Heard()),
+            telemetry=builders.telemetry(events=Heard()),
+            announced=lambda: None,
         )
         assert self.keeper.prepare(REF)
 

@@ -75,6 +75,7 @@ class Life:
             self,
             self.folders,
             telemetry=builders.telemetry(events=Heard()),
+            announced=lambda: None,
             now_s=lambda: self.now_s,
             wall_s=lambda: 1e9 + self.now_s,
         )

@@ -273,7 +273,7 @@ class Responses:
     def _mounts(self, container: NRIContainer, wanted: CPUAssignment) -> tuple[Mount, ...]:
         """Return the folder that tells a container of changes of its CPUs, if they can change."""
         known = container.known
-        if known is None or not wanted.exclusive:
+        if known is None or wanted.placement is not Placement.POLICY or not wanted.exclusive:
             return ()
         mount = self._folder(ContainerRef(known.pod, known.name))
         return () if mount is None else (mount,)

@@ -726,7 +726,10 @@ def test_the_loop_ends_a_notice_by_itself(folder: Path) -> None:
         ref: replace(own, settled=True) for ref, own in has().items()
     }
     settled = OwnCPUsKeeper(
-        node, OwnFolders(node.root, node.heard), telemetry=builders.telemetry(events=node.heard)
+        node,
+        OwnFolders(node.root, node.heard),
+        telemetry=builders.telemetry(events=node.heard),
+        announced=node.count,
     )
     with running(settled.run, wake=settled.wake):
         node.own[REF] = replace(
