@@ -284,7 +284,9 @@ class StaticPolicy(CPUManagerPolicy):
     def _bubble(self, request: ChoiceRequest) -> Pod | None:
         """Return the pod whose bubble is requested; None for CPUs of a container."""
         pod = request.pod
-        return pod if pod and WHOLE_POD in self.requests(pod) else None
+        # A policy that derives from this one may give CPUs to whole pods by other rules.
+        bubbles = self.pod_level is Scope.POD
+        return pod if pod and bubbles and WHOLE_POD in self.requests(pod) else None
 
     def _parts(self, pod: Pod, bubble: CPUSet) -> Mapping[str, CPUSet]:
         """Return the parts of a bubble: container → CPUs; without those that share the rest.
