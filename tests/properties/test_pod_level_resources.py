@@ -203,5 +203,5 @@ class Bubbles(RuleBasedStateMachine):
             assert placed.assignment.cpus == (online or resolution.view.default.cpus)
 
 
-Bubbles.TestCase.settings = examples(100, stateful_step_count=20)
+Bubbles.TestCase.settings = examples(400, stateful_step_count=20)
 TestBubbles = Bubbles.TestCase
