@@ -66,7 +66,7 @@ def cpus_of(made: Manager, pod: Pod) -> dict[str, str]:
 
 def refusal(made: Manager, pod: Pod) -> PlacementError | None:
     refused = made.snapshot().resolution.view.refused.get(pod.cgroup_uid)
-    return refused and refused.error
+    return refused.error if refused else None
 
 
 @pytest.mark.parametrize(("near", "bubble"), [(0, "1-3,17-19"), (1, "8-10,24-26")])
@@ -158,3 +158,35 @@ def test_other_pods_have_no_bubble(pod: Pod) -> None:
     made = node(manager, pod)
     assert not made.snapshot().resolution.view.chosen
     assert refusal(made, pod) is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "by_pod", "by_container"),
+    [
+        pytest.param((3, 1, 1), ["a3", "b1", "c1"], ["a3", "b1", "c1"], id="all own"),
+        pytest.param((3, 0, 0), ["a3", "bc2"], ["a3", "bc"], id="one owns"),
+        pytest.param((0, 0, 0), ["abc5"], ["abc"], id="none owns"),
+        pytest.param((3, 2, 0), None, ["a3", "b2", "c"], id="nothing is left"),
+        pytest.param((1, 1, 0), ["a1", "b1", "c3"], ["a1", "b1", "c"], id="more than they request"),
+        pytest.param((2, 1, 1), ["a2", "b1", "c1"], ["a2", "b1", "c1"], id="one stays idle"),
+    ],
+)
+def test_the_examples_of_the_kubelets_proposal(
+    asked: tuple[int, ...], by_pod: list[str] | None, by_container: list[str]
+) -> None:
+    """The tables of KEP-5526: a pod of five CPUs; a group of containers has so many CPUs."""
+    pod = web(5, *(owning(name, cpus) for name, cpus in zip("abc", asked, strict=True)))
+    for scope, groups in ((Scope.POD, by_pod), (Scope.CONTAINER, by_container)):
+        made = node(replace(BUBBLES, topology_scope=scope), pod)
+        view, has = made.snapshot().resolution.view, cpus_of(made, pod)
+        if groups is None:
+            assert isinstance(refusal(made, pod), EmptyPodSharedPoolError)
+            continue
+        sets = [{has[name] for name in group if name.isalpha()} for group in groups]
+        found = [CPUSet.parse(one) for (one,) in sets]
+        assert sum(map(len, found)) == len(CPUSet.union(found))
+        for group, cpus in zip(groups, found, strict=True):
+            count = group.lstrip("abc")
+            assert (str(len(cpus)) == count) if count else cpus == view.default.cpus
+        owned = 5 if scope is Scope.POD else sum(asked)
+        assert len(view.grants.cpus) == owned
