@@ -13,6 +13,8 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.grants import Grants
 from cpupool.core.pools import NodePools, Pool
 from cpupool.core.workloads import ContainerID, ContainerKind, QoSClass
+from cpupool.manager import resolve, sightings
+from cpupool.manager.choosing import Choices
 from cpupool.manager.manager import Manager
 from cpupool.wire import cpu_manager_state
 from cpupool.wire.cpu_manager_state import State
@@ -154,6 +156,13 @@ class Bubbles(RuleBasedStateMachine):
 
     def chosen(self) -> dict[str, Grant]:
         return dict(self.manager.snapshot().resolution.view.chosen)
+
+    @invariant()
+    def what_is_kept_of_earlier_decisions_is_what_new_ones_would_be(self) -> None:
+        facts, resolution = self.manager.snapshot()
+        decided = Choices.of(resolution.view)
+        anew = resolve.resolve(facts, sightings.present(facts), decided)
+        assert resolution.containers == anew.containers
 
     @invariant()
     def a_bubble_stays_as_it_is_until_its_pod_ends(self) -> None:
