@@ -67,9 +67,10 @@ class _Notice:
     Attributes:
         assigned: the CPUs that stay.
         leaving: the CPUs that leave.
-        ready: whether the kernel had the CPUs in force when it began: only then the folder tells of
-            it, and otherwise it begins anew once the kernel has them.
-        change: what the folder tells; None without a delay: one notice then tells what has left.
+        ready: whether the container's cpuset had all CPUs in force when the notice began. Only
+            then the folder has the notice. Otherwise it begins again when the cpuset is right.
+        change: the announcement in the folder. None if the notice is not ready, or has 0 seconds:
+            then the folder gets a report after the CPUs have left.
         due_s: when the CPUs are taken.
         threads_s: when the agent looks next whether a thread needs them; infinite for never.
     """
