@@ -100,7 +100,7 @@ class Misfit(Enum):
     HOLD = "hold"
     """Its containers are not created; the kubelet tries again until the CPUs are free."""
     SHARE = "share"
-    """Its containers start on the shared CPUs, and move to their own CPUs once these are free."""
+    """Its containers start on the default pool, and move to their own CPUs once these are free."""
     FAIL = "fail"
     """Its containers are not created, and the agent sets the pod's phase to Failed."""
 

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 SIMULATION_SCHEMA: Final = "cpupool-simulation/1"
 """The schema of the file that `cpupool simulate --json` writes and `cpupool explain` reads."""
 _WAYS: Final = {
-    Writer.NRI: "NRI: the container runtime does, before their first instruction",
-    Writer.CRI: "CRI: the container runtime does, when cpupool has seen them",
-    Writer.CGROUP: "the cgroup: cpupool writes it when it has seen them",
+    Writer.NRI: ("the container runtime", "NRI", "before their first instruction"),
+    Writer.CRI: ("the container runtime", "CRI", "when cpupool has seen them"),
+    Writer.CGROUP: ("cpupool", "the cgroup", "when it has seen them"),
 }
 _IN_POD: Final = {
     QoSClass.GUARANTEED.value: " in a Guaranteed pod",
@@ -165,7 +165,8 @@ def _on_node(status: NodeStatus, container: ContainerStatus) -> Iterator[Step]:
     yield from _answered(status, container)
     yield from _placed(status, container)
     if container.placement is not Placement.KUBELET:
-        text = f"containers that start now are set by {_WAYS[status.enforcement]}"
+        who, way, when = _WAYS[status.enforcement]
+        text = f"{who} sets the CPUs of containers that start now ({way}), {when}"
         yield Step("enforcement", text, container.wanted)
     yield _found(container)
 
@@ -303,7 +304,7 @@ def _added_and_lost(
     granted = share.given | share.siblings
     if share.siblings:
         yield Step(
-            "multiThreaded", f"the siblings on its cores come along, CPUs {share.siblings}", granted
+            "multiThreaded", f"the siblings on its cores are added, CPUs {share.siblings}", granted
         )
     if gone := share.given - (pool.offered if pool else CPUSet()):
         why = f"CPUs {gone} are the pool's to give no more: the pod keeps them until it ends"

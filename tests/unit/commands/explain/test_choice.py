@@ -111,7 +111,7 @@ def test_what_is_chosen_without_certainty_says_so(
     assert "search: the best of the sets that were looked at" in capsys.readouterr().out
 
 
-def test_siblings_come_along_and_what_is_offline_is_left_out(
+def test_siblings_are_added_and_what_is_offline_is_left_out(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     node = Node()
@@ -120,7 +120,7 @@ def test_siblings_come_along_and_what_is_offline_is_left_out(
 
     assert explain(file, node.status(web="6"), "default/web/main") == 0
     lines = steps(capsys.readouterr().out)
-    assert "multiThreaded: the siblings on its cores come along, CPUs 7 => 6-7" in lines
+    assert "multiThreaded: the siblings on its cores are added, CPUs 7 => 6-7" in lines
     assert "offline: CPUs 7 are offline: it runs there again when they are back => 6" in lines
 
 
