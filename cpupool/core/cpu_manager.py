@@ -28,6 +28,7 @@ MIN_PERCENT: Final = "cpuSuppressMinPercent"
 """The suppression and its keys have the names of a NodeSLO."""
 MAX_NOTICE: Final = "maxNoticeSeconds"
 ELIGIBLE: Final = "eligible"
+POD_LEVEL: Final = "podLevelResources"
 SYSTEM_PODS: Final = "systemPods"
 NAMESPACES: Final = "namespaces"
 CPUS: Final = "cpus"
@@ -243,6 +244,7 @@ class CPUManager:
             that names none has this one.
         eligible: which containers get CPUs of their own.
         system_pods: the pods that run on CPUs where nobody else runs.
+        pod_level: whether Guaranteed pods with resources of their own (`spec.resources`) get CPUs.
         installed: the class of a policy that is not built in, of a package; else None. It follows
             from the name.
     """
@@ -258,6 +260,7 @@ class CPUManager:
     max_notice_s: int = USUAL_NOTICE_S
     eligible: Eligible = Eligible.POD
     system_pods: SystemPods = field(default_factory=SystemPods)
+    pod_level: bool = False
     installed: type[object] | None = field(default=None, compare=False)
 
     @property
@@ -289,6 +292,7 @@ class CPUManager:
             MAX_NOTICE: str(self.max_notice_s),
             ELIGIBLE: self.eligible.value,
             SYSTEM_PODS: str(self.system_pods) if self.system_pods.cpus else _OFF,
+            POD_LEVEL: str(self.pod_level).lower(),
         }
 
     def written(self) -> dict[str, Any]:
@@ -305,6 +309,7 @@ class CPUManager:
             MAX_NOTICE: self.max_notice_s,
             ELIGIBLE: self.eligible.value,
             SYSTEM_PODS: {NAMESPACES: list(system.namespaces), CPUS: str(system.cpus)},
+            POD_LEVEL: self.pod_level,
             "declared": self.declared,
         }
 

@@ -124,6 +124,7 @@ class ChoiceRecord:
         view, settled = now.resolution.view, now.facts.policy.settled
         chosen = {uid: each for uid, each in view.chosen.items() if each.source is Source.POLICY}
         entries = {uid: grant.parts for uid, grant in chosen.items()}
+        bubbles = {uid: grant.cpus for uid, grant in chosen.items() if grant.bubble}
         owned = CPUSet.union(grant.cpus for grant in view.chosen.values())
         try:
             if entries or settled or self._recorded:
@@ -134,6 +135,7 @@ class ChoiceRecord:
                         policy,
                         shared,
                         entries,
+                        bubbles,
                         boot_id=boot_id,
                         settled=settled,
                         sharing=_sharing(now, chosen),

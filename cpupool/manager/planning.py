@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cpupool.core.cpuset import CPUSet
+from cpupool.core.grants import WHOLE_POD
 from cpupool.core.workloads import ContainerKind, pod_request_milli
 
 if TYPE_CHECKING:
@@ -53,7 +54,26 @@ def most_at_once(pod: Pod, requests: Mapping[str, int]) -> int:
         pod: the pod.
         requests: container → how many CPUs it has of its own.
     """
+    if WHOLE_POD in requests:
+        return requests[WHOLE_POD]
     return pod_request_milli((each.kind, requests.get(each.name, 0)) for each in pod.containers)
+
+
+def of_bubble(pod: Pod, cpus: CPUSet, parts: Mapping[str, CPUSet]) -> Mapping[str, CPUSet]:
+    """Return the parts of a bubble with the rest, which the other containers share.
+
+    Args:
+        pod: the pod.
+        cpus: the bubble.
+        parts: container → its part; two parts have the same CPUs if one is an init container's.
+    """
+    lasting = (
+        parts.get(each.name, CPUSet())
+        for each in pod.containers
+        if each.kind is not ContainerKind.INIT
+    )
+    rest = cpus - CPUSet.union(lasting)
+    return {**parts, WHOLE_POD: rest} if rest else parts
 
 
 def lacking(pod: Pod, requests: Mapping[str, int], has: Collection[str]) -> tuple[str, ...]:

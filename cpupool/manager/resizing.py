@@ -73,6 +73,9 @@ def resized(
     """
     pod = next((pod for pod in seen.pods if pod.cgroup_uid == ref.pod), None)
     grant = seen.chosen.get(ref.pod)
+    if grant and grant.bubble:
+        what = f"it has CPUs {grant.part(ref.name)} of {grant.cpus}, which its pod owns as a whole"
+        raise ResizeRefused(what, "create the pod again with the new requests")
     if pod is None or grant is None or not grant.resizable(ref.name):
         what = "the CPU manager policy has given it no CPUs of its own"
         raise ResizeRefused(what, "create the pod again with the new request")

@@ -22,12 +22,12 @@ and `owners_stay` says that the grants are as before.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from cpupool.core.assignments import Cause, CPUAssignment, Placement
 from cpupool.core.cgroups import POD_ITSELF
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.grants import WHOLE_POD, PodOwner
+from cpupool.core.grants import PodOwner
 from cpupool.core.names import KUBELET_CPUS
 from cpupool.core.workloads import ContainerRef
 from cpupool.manager import choosing, ownership, placing, served_requests, sightings
@@ -44,9 +44,6 @@ if TYPE_CHECKING:
     from cpupool.manager.facts import ContainerKey, NodeFacts
     from cpupool.manager.promises import Promise
     from cpupool.policies.view import NodeView
-
-
-_NO_CPUS: Final = CPUSet()
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +124,7 @@ class Resolution:
             return self._itself(pod)
         # Its sandbox, or a container that is not reported yet.
         own = self.view.chosen.get(pod.cgroup_uid)
-        if own and (together := own.parts.get(WHOLE_POD, _NO_CPUS) & self.online):
+        if own and (together := own.rest & self.online):
             return CPUAssignment(Placement.POLICY, exclusive=together)
         return self._shared(pod)
 

@@ -193,14 +193,20 @@ def _request(status: NodeStatus, container: ContainerStatus) -> Step:
         return Step("request", unsaid, container.wanted)
     requests, cpus = [], CPUSet()
     for share in container.shares:
-        own = share.pool.kind is ResourceKind.POLICY and BEST_EFFORT in status.sets
-        request = f"{share.requested} whole CPUs for a pod of the class {container.qos}"
-        if share.pool.kind is ResourceKind.POLICY and not share.requested:
+        of_policy = share.pool.kind is ResourceKind.POLICY
+        if of_policy and container.bubble:
+            many = share.requested if container.bubble.owns else "no"
+            equal = "" if container.bubble.owns else " with equal limits"
+            request = f"{many} whole CPUs{equal}, in a pod with resources of its own"
+        elif of_policy and not share.requested:
             # The policy of a package may serve any container.
-            own, named = True, status.pools.cpu_manager.named
+            named = status.pools.cpu_manager.named
             request = f"no whole CPUs, and the policy {named} gives it some"
-        asked = amount(share.pool, share.requested, container.qos)
-        requests.append(request if own else asked)
+        elif of_policy and BEST_EFFORT in status.sets:
+            request = f"{share.requested} whole CPUs for a pod of the class {container.qos}"
+        else:
+            request = amount(share.pool, share.requested, container.qos)
+        requests.append(request)
         pool = status.pools.behind(share.pool)
         cpus |= pool.cpus if pool else share.given
     return Step("request", f"it requests {' and '.join(requests)}", cpus)
@@ -232,6 +238,13 @@ def _by_policy(status: NodeStatus, container: ContainerStatus, share: PoolShare)
         why = f"the policy {manager.named} has no CPUs that serve it now{kept}"
     else:
         why = f"the policy {manager.named} has chosen them for the whole pod"
+        if container.bubble:
+            why = f"the policy {manager.named} has chosen the bubble {container.bubble.cpus} for"
+            why += " the resources of the whole pod: " + (
+                "this part is the container's own"
+                if container.bubble.owns
+                else "its other containers share these, and run nowhere else"
+            )
         if share.reused_from:
             why += f", also for {share.reused_from}, which runs at another time"
         why += kept
@@ -341,7 +354,10 @@ def _owned(status: NodeStatus, container: ContainerStatus) -> Iterator[Step]:
         why = f"a plugin for resources names its CPUs: {whose}"
     else:
         shared = container.wanted - container.exclusive
-        why = f"they are its own, and CPUs {shared} are shared" if shared else "they are its own"
+        whose = "its own"
+        if container.bubble and not container.bubble.owns:
+            whose = "its pod's: no other pod runs there"
+        why = f"they are {whose}, and CPUs {shared} are shared" if shared else f"they are {whose}"
         if BEST_EFFORT in status.sets:
             alone = container.qos == QoS.LSE.value
             why += ": no other pod runs there" if alone else "; it lends them to best-effort pods"

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cpupool.core.workloads import Pod
+    from cpupool.policies.view import NodeView
 
 MACHINE = MACHINES["arm_no_smt"]
 POOLS = NodePools.of(Pool.named("default", "0-7"), Pool.named("exclusive_a", "8-9"))
@@ -288,3 +289,37 @@ def test_a_command_names_the_policy_that_cannot_say_what_is_available(available:
     manager = CPUManager("bad", installed=policy(available=available))
     with pytest.raises(ConfigError, match="the policy bad has failed: "):
         assignable(replace(POOLS, cpu_manager=manager), MACHINE.topology())
+
+
+def test_the_sandbox_of_a_pod_has_the_cpus_that_its_policy_shares_with_it() -> None:
+    def shared(_self: object, view: NodeView, _pod: Pod) -> CPUAssignment:
+        return replace(view.default, default=CPUSet.of(5))
+
+    assert sandbox(policy(requests=none, shared=shared)) == CPUSet.of(5)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param(raises, id="raises"),
+        pytest.param(lambda *_: "0", id="no assignment"),
+        pytest.param(lambda *_: CPUAssignment(Placement.DEFAULT), id="no CPUs"),
+        pytest.param(
+            lambda *_: CPUAssignment(Placement.DEFAULT, default=CPUSet.of(8)), id="of a pool"
+        ),
+        pytest.param(
+            lambda *_: CPUAssignment(Placement.POLICY, exclusive=CPUSet.of(5)), id="its own"
+        ),
+    ],
+)
+def test_a_wrong_answer_about_shared_cpus_shares_those_of_all(answer: Callable[..., Any]) -> None:
+    assert sandbox(policy(requests=none, shared=answer)) == CPUSet.parse("0-7")
+
+
+def none(*_args: object) -> dict[str, int]:
+    return {}
+
+
+def sandbox(kind: type[CPUManagerPolicy]) -> CPUSet:
+    """Return the CPUs of the sandbox of a pod without CPUs of its own."""
+    return node(kind, WEB).snapshot().assignment((WEB.cgroup_uid, ContainerID("sandbox"))).cpus

@@ -26,7 +26,7 @@ OTHERS: tuple[object, ...] = (
 )
 NULLABLE = {
     *("choice", "mixedCPUs", "cpuManager", "resourceUsedThresholdWithBE", "reserved"),
-    *("changes", "notice_ends_unix_s", "unix_s", "systemPods"),
+    *("changes", "notice_ends_unix_s", "unix_s", "systemPods", "bubble"),
 }
 """Of an object that may be there or not, null is as good as none."""
 OPTIONAL = {
@@ -47,7 +47,7 @@ OPTIONAL = {
         "unix_s",
     ),
     *("options", "topologyScope", "resourceUsedThresholdWithBE", "maxNoticeSeconds"),
-    *("eligible", "systemPods", "namespaces"),
+    *("eligible", "systemPods", "namespaces", "podLevelResources", "bubble"),
 }
 """What earlier agents of this schema did not write, or what is as good as none."""
 

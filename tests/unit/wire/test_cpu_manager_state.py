@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -106,6 +107,14 @@ def test_what_the_agent_writes_is_version_2_with_its_boot_and_what_is_settled() 
     state = State("none", FIRST, entries, boot_id="b", settled=settled)
     written = cpu_manager_state.encode(state)
     assert json.loads(written) == {**json.loads(V2), "bootId": "b", "settled": settled}
+    assert cpu_manager_state.parse(written) == state
+
+
+def test_with_a_bubble_it_is_version_3() -> None:
+    state = replace(V3_STATE, boot_id="b")
+    written = cpu_manager_state.encode(state)
+    of_kubelet = V3.replace(b"766259872", b"2284712151")
+    assert json.loads(written) == {**json.loads(of_kubelet), "bootId": "b", "settled": {}}
     assert cpu_manager_state.parse(written) == state
 
 

@@ -17,7 +17,7 @@ from cpupool.core.cgroups import Writer
 from cpupool.core.cpu_manager import CPUManager, SystemPods
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.pools import MixedCPUs, NodePools, Pool
-from cpupool.manager.report import ContainerStatus, NodeStatus, OwnChanges
+from cpupool.manager.report import ContainerStatus, InBubble, NodeStatus, OwnChanges
 from cpupool.policies.view import DEFAULT, SYSTEM
 from tests.machines import MACHINES, Machine
 from tests.pictures import POOLS, TELCO, ids
@@ -271,6 +271,22 @@ class TestNodeStatus:
         drawing.show(drawing.node_status(TELCO.topology(), status), out)
 
         assert f"CPUs of system pods (kube-system, monitoring): {shown}.\n" in out.getvalue()
+
+    def test_a_bubble_is_said_with_who_has_which_of_its_cpus(self) -> None:
+        bubble = CPUSet.parse("2-5")
+        containers = tuple(
+            replace(
+                container(f"a/web/{name}", wanted=cpus, found=cpus),
+                exclusive=CPUSet.parse(cpus),
+                bubble=InBubble(bubble, owns=name == "db"),
+            )
+            for name, cpus in (("db", "2-3"), ("logs", "4-5"))
+        )
+        pools = NodePools.of(cpu_manager=CPUManager("static", 1))
+        out = io.StringIO()
+        drawing.show(drawing.node_status(TELCO.topology(), NodeStatus(pools, containers)), out)
+        said = "Pod a/web has the bubble 2-5: db owns 2-3, logs shares 4-5."
+        assert f"{said}\n" in out.getvalue()
 
     def test_nothing_is_listed_when_all_is_well(self) -> None:
         status = NodeStatus(NodePools(), (container("a/good/c", wanted="2-3", found="2-3"),))
