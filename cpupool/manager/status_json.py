@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from cpupool.core.assignments import Placement, Step
 from cpupool.core.cgroups import Writer
 from cpupool.core.cpu_manager import (
+    COMPACTION,
     CPU_MANAGER,
     CPUS,
     ELIGIBLE,
@@ -22,6 +23,7 @@ from cpupool.core.cpu_manager import (
     TOPOLOGY_POLICY,
     TOPOLOGY_SCOPE,
     USUAL_NOTICE_S,
+    Compaction,
     CPUManager,
     Eligible,
     Misfit,
@@ -125,7 +127,12 @@ def _changes_to_json(changes: OwnChanges) -> dict[str, Any]:
         "notice_over": changes.notice_over,
         "notice_ends_unix_s": changes.notice_ends_unix_s,
         "resizes": [
-            {"before": str(each.before), "after": str(each.after), "unix_s": each.unix_s}
+            {
+                "before": str(each.before),
+                "after": str(each.after),
+                "unix_s": each.unix_s,
+                "moved": each.moved,
+            }
             for each in changes.resizes
         ],
     }
@@ -257,6 +264,7 @@ def _cpu_manager(manager: Fields | None) -> CPUManager:
     if unknown := [option for option in options if option not in names]:
         raise manager.refusal(OPTIONS, f"has {unknown[0][:60]!r}, which is no option")
     suppression, system = manager.part(SUPPRESSION), manager.part(SYSTEM_PODS)
+    compaction = manager.part(COMPACTION)
     return CPUManager(
         manager.get(POLICY, str),
         reserved,
@@ -275,6 +283,11 @@ def _cpu_manager(manager: Fields | None) -> CPUManager:
         system_pods=SystemPods()
         if system is None
         else SystemPods(system.texts(NAMESPACES), system.read(CPUS, CPUSet.parse)),
+        compaction=None
+        if compaction is None
+        else Compaction(
+            compaction.get("moves_per_hour", int), compaction.get("minimum_age_s", int)
+        ),
     )
 
 
@@ -311,6 +324,7 @@ def _resize(resize: Fields) -> PastResize:
         resize.read("before", CPUSet.parse),
         resize.read("after", CPUSet.parse),
         _moment(resize, "unix_s", int),
+        resize.get("moved", str, ""),
     )
 
 
