@@ -248,21 +248,19 @@ class Grant:
             resizes={**self.resizes, container: past},
         )
 
-    def moving(self, container: str, cpus: CPUSet, unix_s: int, why: str) -> Grant:
+    def moving(
+        self, container: str, cpus: CPUSet, baseline: CPUSet, unix_s: int, why: str
+    ) -> Grant:
         """Return this grant with as many other CPUs for a container.
-
-        What the container loses stays in force. CPUs of its baseline are replaced by CPUs that
-        come, so that as many as before are its own while it runs.
 
         Args:
             container: a container that has a part.
-            cpus: its CPUs from now on.
+            cpus: its CPUs from now on; what it loses stays in force.
+            baseline: those that it keeps in place of the CPUs with which it began.
             unix_s: the time now.
             why: why it moves.
         """
-        moved, before = self.changing(container, cpus, unix_s, why), self.baseline(container)
-        come = tuple(cpus - self.parts[container])[: len(before - cpus)]
-        baseline = before & cpus | CPUSet(come)
+        moved = self.changing(container, cpus, unix_s, why)
         return replace(moved, baselines={**moved.baselines, container: baseline})
 
     def narrowed(self, container: str) -> Grant:

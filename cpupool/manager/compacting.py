@@ -24,6 +24,7 @@ from cpupool.policies.dynamic import compaction
 from cpupool.policies.dynamic.compaction import Arrangement, Movable
 from cpupool.policies.dynamic.policy import DynamicPolicy
 from cpupool.policies.layout import Level
+from cpupool.policies.static.policy import take
 from cpupool.policies.view import DEFAULT
 
 if TYPE_CHECKING:
@@ -172,7 +173,10 @@ def moved(
         return None
     if not after - before <= choosing.available(facts, view) & _reach(layout, facts, view, ref):
         return None
-    grant = grant.moving(ref.name, after, unix_s, planned.why)
+    began = grant.baseline(ref.name)
+    more = take(layout, facts.pools.cpu_manager.options, after - before, len(began - after))
+    baseline = began & after | more.cpus
+    grant = grant.moving(ref.name, after, baseline, unix_s, planned.why)
     if not resizing.notice_s(facts, _pod(view, ref.pod)):
         grant = grant.narrowed(ref.name)
     made = view.grants.replacing(grant)
@@ -236,7 +240,7 @@ def _unserved(
         return []
     grants = view.grants
     for ref, _, after in moves:
-        grant = grants.chosen[ref.pod].moving(ref.name, after, 0, "")
+        grant = grants.chosen[ref.pod].changing(ref.name, after)
         # Two containers may swap CPUs, so the next one finds them free.
         grants = grants.replacing(grant).relieved()
     return choosing.unserved(facts, view.pods, grants, waiting)

@@ -91,9 +91,9 @@ class Gain(Enum):
     """What a plan improves: the first part of the score that is less afterwards."""
 
     WAITING = "so that a waiting pod fits"
-    NODES = "so that it lies on fewer NUMA nodes"
-    CACHES = "so that it lies behind fewer L3 caches"
-    CORES = "so that it has whole cores"
+    NODES = "so that containers lie on fewer NUMA nodes"
+    CACHES = "so that containers lie behind fewer L3 caches"
+    CORES = "so that containers have whole cores"
     SCATTERED = "so that the free CPUs lie closer together"
 
 

@@ -47,7 +47,7 @@ OPTIONAL = {
         "unix_s",
     ),
     *("options", "topologyScope", "resourceUsedThresholdWithBE", "maxNoticeSeconds"),
-    *("eligible", "systemPods", "namespaces"),
+    *("eligible", "systemPods", "namespaces", "compaction", "moved"),
 }
 """What earlier agents of this schema did not write, or what is as good as none."""
 

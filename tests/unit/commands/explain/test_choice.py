@@ -14,9 +14,10 @@ from cpupool.core.orchestration import BindPolicy, Orchestration, QoS
 from cpupool.core.pool_policy import NUMAPolicy, PoolPolicy
 from cpupool.core.pools import MixedCPUs, NodePools, Pool, PoolKind
 from cpupool.core.withheld import Withheld
-from cpupool.core.workloads import ContainerKind, ContainerRef
+from cpupool.core.workloads import ContainerKind, ContainerRef, CPUMoves
 from cpupool.manager.manager import Manager
 from cpupool.manager.report import describe
+from tests import moving
 from tests.builders import container, given, pod
 from tests.machines import MACHINES
 from tests.policies import LowestCPUs, TellingCPUs
@@ -287,6 +288,31 @@ def test_resizes_are_told_with_their_times_and_the_cpus_that_leave(
     node.manager.settle({ref: CPUSet.parse("2-4")})
     assert explain(file, node.status(web="2-4"), "web") == 0
     assert "leaving" not in capsys.readouterr().out
+
+
+def test_a_move_is_told_with_its_reason_and_the_cpus_that_leave(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node = moving.Node(tmp_path)
+    node.run("a", 6)
+    node.run("b", 4, CPUMoves.ANY)
+    node.run("c", 4)
+    node.run("d", 4)
+    node.settle()
+    node.end("c")
+    node.run("late", 12)
+    node.until(moving.AGE_S)
+    status = describe(*node.manager.snapshot(), node.found(), "", Writer.NRI)
+    assert explain(file, status, "b") == 0
+    shown = steps(capsys.readouterr().out)
+    assert (
+        "compaction: 2026-11-18T20:36:40Z: it moved from CPUs 4-5,20-21 to 11-12,27-28, so that pod"
+        " default/late can have its CPUs => 11-12,27-28"
+    ) in shown
+    assert (
+        "leaving: a move changes its CPUs from 4-5,11-12,20-21,27-28 to 11-12,27-28; CPUs"
+        " 4-5,20-21 leave when its notice ends => 11-12,27-28"
+    ) in shown
 
 
 def test_cpus_of_a_koordinator_pod_with_the_wishes_that_they_do_not_keep(
