@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from cpupool.core.devices import NodesOfDevices
+    from cpupool.core.devices import DeviceNodes, NodesOfDevices
     from cpupool.core.topology import CPUTopology
     from cpupool.core.workloads import Pod
 
@@ -73,7 +73,7 @@ class Node:
     def __post_init__(self) -> None:
         self.pods: dict[str, Pod] = {}
         self.sandboxes: dict[str, Pod] = {}
-        self.device_nodes: dict[str, Mapping[str, frozenset[frozenset[int]]]] = {}
+        self.device_nodes: dict[str, Mapping[str, frozenset[DeviceNodes]]] = {}
         self.ended: frozenset[str] = frozenset()
         self.metrics = Metrics()
         self.start(State("dynamic"))
@@ -143,11 +143,12 @@ class Node:
         pod = replace(
             builders.pod(name, replace(container, balanced=balanced)),
             created=datetime.fromtimestamp(self.unix_s(), UTC).isoformat(),
+            created_s=self.unix_s(),
             cpu_moves=moves,
             notice_s=notice_s,
         )
         self.pods[name] = self.sandboxes[name] = pod
-        self.device_nodes[pod.cgroup_uid] = {name: frozenset({near} if near else ())}
+        self.device_nodes[pod.cgroup_uid] = {name: frozenset({frozenset({near})} if near else ())}
         self._observe()
         self._try()
 
@@ -232,9 +233,10 @@ class Node:
             self.kernel[ref] = self.wanted(name)
 
     def _observe(self) -> None:
-        named: NodesOfDevices = self.device_nodes
-        self.manager.observe(pods=self.pods.values(), device_nodes=named, idle=self.ended)
-        self.manager.observe_containers(
+        boxes = [
             RuntimeContainer(ContainerID(f"{name}-box"), pod.cgroup_uid, pod.namespace, name)
             for name, pod in self.pods.items()
-        )
+        ]
+        self.manager.observe_containers(boxes, every=True)
+        named: NodesOfDevices = self.device_nodes
+        self.manager.observe(pods=self.pods.values(), device_nodes=named, idle=self.ended)

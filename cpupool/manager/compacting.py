@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
 from cpupool.core.cpu_manager import Misfit
@@ -259,6 +258,8 @@ def _movable(layout: Layout, view: NodeView) -> Iterator[tuple[ContainerRef, flo
         pod = pods.get(ref.pod)
         if pod is None or pod.cpu_moves is CPUMoves.NEVER or pod.ending or pod.finished:
             continue
+        if pod.created_s is None:
+            continue
         container = next((each for each in pod.containers if each.name == ref.name), None)
         if container is None or not container.id or not grant.resizable(ref.name):
             continue
@@ -266,21 +267,12 @@ def _movable(layout: Layout, view: NodeView) -> Iterator[tuple[ContainerRef, flo
         alone = cpus.isdisjoint(CPUSet.union(others))
         if alone and cpus <= layout.cpus and _may_move(pod, container):
             last = grant.resizes.get(ref.name, ())
-            times = (_created_unix_s(pod), *(each.unix_s for each in last if each.unix_s))
-            yield ref, max(times)
+            yield ref, max((pod.created_s, *(each.unix_s for each in last if each.unix_s)))
 
 
 def _may_move(pod: Pod, container: Container) -> bool:
     """Return whether a container without load balancing, if it is one, may move all the same."""
     return container.balanced or pod.cpu_moves is CPUMoves.ANY
-
-
-def _created_unix_s(pod: Pod) -> float:
-    """Return when a pod was created; never where that is not known."""
-    try:
-        return datetime.fromisoformat(pod.created).timestamp()
-    except ValueError:
-        return math.inf
 
 
 def _reach(layout: Layout, facts: NodeFacts, view: NodeView, ref: ContainerRef) -> CPUSet:

@@ -174,7 +174,8 @@ class SimulatedCPUManager:
             at_s: the time.
         """
         before, earlier = self._choices, self._pods.get(pod.uid)
-        self._pods[pod.uid] = _started(pod, at_s, earlier.created if earlier else "")
+        started_s = earlier.created_s if earlier else None
+        self._pods[pod.uid] = _started(pod, at_s if started_s is None else started_s)
         ref = ContainerRef(pod.uid, container)
         has = before.grants.part(pod.uid, POLICY_CPUS, container)
         if has and len(has) != count:
@@ -275,10 +276,10 @@ def _reasons(grant: Grant, container: str) -> tuple[Step, ...]:
     )
 
 
-def _started(pod: Pod, at_s: float, created: str = "") -> Pod:
+def _started(pod: Pod, at_s: float) -> Pod:
     """Return a pod whose containers the runtime has reported, with its age."""
-    created = created or datetime.fromtimestamp(at_s, UTC).isoformat(timespec="microseconds")
+    created = datetime.fromtimestamp(at_s, UTC).isoformat(timespec="microseconds")
     containers = tuple(
         replace(container, id=ContainerID(container.name)) for container in pod.containers
     )
-    return replace(pod, containers=containers, created=created)
+    return replace(pod, containers=containers, created=created, created_s=at_s)

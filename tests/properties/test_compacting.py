@@ -139,8 +139,7 @@ class Compacting(RuleBasedStateMachine):
         assert len(had) == len(has)
         assert pod.cpu_moves is not CPUMoves.NEVER
         level = Level.UNCORE if pod.cpu_moves is CPUMoves.SAME_L3 else Level.NODE
-        (near,) = node.device_nodes[uid][name] or {None}
-        if pod.cpu_moves is not CPUMoves.ANY or near:
+        if pod.cpu_moves is not CPUMoves.ANY or node.device_nodes[uid][name]:
             assert has <= compaction.reach(policy.layout, had, level)
 
     @rule()

@@ -16,14 +16,18 @@ from cpupool.host.root import HostRoot
 from tests.moving import AGE_S, BEGUN_S, NOTICE_S, Node
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
 ANY = CPUMoves.ANY
 
 
 class Watched(Node):
-    """A node on which no CPU ever has two owners, and no container leaves CPUs unannounced."""
+    """A node on which no CPU ever has two owners, and only one container changes at a time."""
+
+    dies: Callable[[Watched], bool] | None = None
+    """When the agent is killed."""
+    deaths = 0
 
     def sweep(self) -> None:
         super().sweep()
@@ -33,6 +37,16 @@ class Watched(Node):
             seen |= cpus
         leaving = [one for one in self.own_cpus().values() if one.leaving]
         assert len(leaving) <= 1, "one container at a time"
+        if self.dies and self.dies(self):
+            self.dies, self.deaths = None, 1
+            assigned = {ref: one.assigned for ref, one in self.own_cpus().items()}
+            self.kill()
+            assert {ref: self.wanted(ref.name) for ref in self.kernel} == self.kernel
+            assert {ref: one.assigned for ref, one in self.own_cpus().items()} == assigned
+
+    def leaves(self, name: str) -> bool:
+        """Return whether a container gives CPUs back."""
+        return bool(self.own_cpus()[ContainerRef(f"{name}-uid", name)].leaving)
 
 
 @pytest.fixture
@@ -50,16 +64,16 @@ def node(folder: Path) -> Watched:
     return made
 
 
-def steps() -> Iterator[tuple[str, Callable[[Watched], bool]]]:
-    """Yield the moments of a compaction at which an agent may die."""
-
-    def leaves(name: str) -> Callable[[Watched], bool]:
-        ref = ContainerRef(f"{name}-uid", name)
-        return lambda node: bool(node.own_cpus()[ref].leaving)
-
-    yield "the first notice lasts", leaves("a")
-    yield "the first container has moved", lambda node: node.begun == 1 and not leaves("a")(node)
-    yield "the second notice lasts", leaves("c")
+MOMENTS: Mapping[str, Callable[[Watched], bool]] = {
+    "the first notice lasts": lambda node: node.leaves("a"),
+    "the first container has moved": lambda node: (
+        node.begun == 1 and node.cpus("a") == "11-13,27-29" and not node.leaves("a")
+    ),
+    "the second notice lasts": lambda node: node.leaves("c"),
+    "the second container has moved": lambda node: (
+        node.begun == 2 and node.cpus("c") == "14-15,30-31"
+    ),
+}
 
 
 def test_a_pod_that_waits_starts_after_two_moves(node: Watched) -> None:
@@ -105,22 +119,14 @@ def test_every_move_is_explained(node: Watched) -> None:
     assert b"cpupool_cpu_manager_moves_total 1.0" in page
 
 
-@pytest.mark.parametrize("moment", [pytest.param(at, id=name) for name, at in steps()])
+@pytest.mark.parametrize("moment", MOMENTS.values(), ids=MOMENTS)
 def test_an_agent_that_is_killed_in_the_middle_loses_nothing(
     node: Watched, moment: Callable[[Watched], bool]
 ) -> None:
-    node.until(AGE_S)
-    while not moment(node):
-        node.until(node.now_s + 1)
-    before = dict(node.kernel)
-    begun, told = node.begun, node.own_cpus()
-    node.kill()
-    assert {ref: node.wanted(ref.name) for ref in before} == before
-    assert {ref: one.assigned for ref, one in node.own_cpus().items()} == {
-        ref: one.assigned for ref, one in told.items()
-    }
-    node.until(node.now_s + 3 * NOTICE_S)
-    assert (node.cpus("late"), node.begun) == ("1-6,17-22", 2), begun
+    node.dies = moment
+    node.until(AGE_S + 4 * NOTICE_S)
+    assert node.deaths == 1
+    assert (node.cpus("late"), node.cpus("c"), node.begun) == ("1-6,17-22", "14-15,30-31", 2)
 
 
 def test_a_pod_that_no_longer_waits_moves_nobody_else(node: Watched) -> None:

@@ -301,8 +301,8 @@ def test_compaction_is_shown_before_anybody_is_moved(
     assert f"Move under dynamic at {move}" in shown
     rows = [line.split() for line in shown.splitlines()[-2:]]
     assert rows == [
-        ["dynamic", "1", "(17%)", "608", "s", "0", "1"],
-        ["static", "1", "(17%)", "1,998", "s", "1", "0"],
+        ["dynamic", "1", "(20%)", "608", "s", "0", "1"],
+        ["static", "1", "(20%)", "1,998", "s", "1", "0"],
     ]
 
     assert cli.main([*arguments, "--compact", "--json"]) == 0

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cpupool.core.cpu_manager import Compaction, Misfit, StaticOptions, TopologyPolicy
+from cpupool.core.cpu_manager import Compaction, Misfit, StaticOptions
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.errors import PlacementError
 from cpupool.core.workloads import ContainerRef, CPUMoves
 from cpupool.manager import compacting
+from tests.machines import Machine
 from tests.moving import AGE_S, BEGUN_S, MOVING, NOTICE_S, Node
 
 if TYPE_CHECKING:
@@ -163,9 +163,9 @@ def test_the_baseline_moves_with_the_container(folder: Path) -> None:
     node.until(AGE_S + NOTICE_S + 1)
     own = node.own_cpus()[REF]
     assert (str(own.assigned), str(own.baseline)) == ("4-6,20-22", "4-5,20-21")
-    # As before the move, a resize takes none of these.
-    with pytest.raises(PlacementError, match="keeps the CPUs 4-5,20-21 with which it began"):
-        node.manager.resize(REF, 2)
+    # As before the move, a resize takes the others first.
+    node.manager.resize(REF, 4)
+    assert str(node.own_cpus()[REF].assigned) == "4-5,20-21"
 
 
 def test_a_container_without_a_notice_leaves_at_once(folder: Path) -> None:
@@ -182,26 +182,31 @@ def test_a_container_without_a_notice_leaves_at_once(folder: Path) -> None:
 def test_moves_of_an_hour_are_counted_also_over_a_restart_and_after_the_pod_has_ended(
     folder: Path,
 ) -> None:
-    node = waiting(folder, settings=replace(MOVING, compaction=Compaction(1, 0)))
-    node.until(1)
-    node.until(2 * NOTICE_S)
+    node = waiting(folder, settings=replace(MOVING, compaction=Compaction(1, AGE_S)))
+    node.until(AGE_S + 2 * NOTICE_S)
     assert (node.begun, node.cpus("d")) == (1, "4-5,20-21")
     for name in ("late", "d", "a"):
         node.end(name)
     node.kill()
-    assert node.manager.snapshot().facts.moved_unix_s == (int(BEGUN_S),)
+    assert node.manager.snapshot().facts.moved_unix_s == (int(BEGUN_S + AGE_S),)
 
 
-def test_moves_after_a_release_leave_half_of_the_hour_to_pods_that_wait(folder: Path) -> None:
-    aligned = replace(MOVING, topology_policy=TopologyPolicy.NONE)
-    node = Node(folder, replace(aligned, compaction=Compaction(3, 0)))
+@pytest.mark.parametrize(("budget", "begun"), [(1, 1), (2, 1), (4, 2)])
+def test_moves_after_a_release_leave_half_of_the_hour_to_pods_that_wait(
+    folder: Path, budget: int, begun: int
+) -> None:
+    # Cores 0 to 3 and 4 to 7 have an L3 cache each, on one NUMA node.
+    topology = Machine(sockets=2, l3=2, cores=4, threads=2).topology()
+    node = Node(folder, replace(MOVING, compaction=Compaction(budget, 0)), topology)
     for name in "abcdefg":
         node.run(name, 2, CPUMoves.SAME_NUMA)
     node.settle()
-    for name in "bdf":
+    for name in "bdfc":
         node.end(name)
         node.until(node.now_s + 3 * NOTICE_S)
-    assert node.begun == 2
+    assert node.begun == begun
+    told = {message.partition(", so ")[2] for _, reason, message in node.heard.pods}
+    assert {each.partition(";")[0] for each in told} == {"that the free CPUs lie closer together"}
 
 
 def test_a_container_whose_cpus_an_init_container_had_stays(folder: Path) -> None:

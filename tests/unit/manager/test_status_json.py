@@ -26,7 +26,7 @@ OTHERS: tuple[object, ...] = (
 )
 NULLABLE = {
     *("choice", "mixedCPUs", "cpuManager", "resourceUsedThresholdWithBE", "reserved"),
-    *("changes", "notice_ends_unix_s", "unix_s", "systemPods"),
+    *("changes", "notice_ends_unix_s", "unix_s", "systemPods", "compaction"),
 }
 """Of an object that may be there or not, null is as good as none."""
 OPTIONAL = {
