@@ -108,19 +108,20 @@ def in_simulation(container: Fields) -> Explanation:
 
 
 def in_progress(status: NodeStatus) -> Iterator[str]:
-    """Yield a sentence for each resize that is not complete."""
+    """Yield a sentence for each resize or move that is not complete."""
     for container in status.containers:
         if leaving := _leaving(container):
             yield f"{container.name}: {leaving}."
 
 
 def _leaving(container: ContainerStatus) -> str:
-    """Describe which CPUs a resize takes from a container, and when; empty for none."""
+    """Describe which CPUs a resize or a move takes from a container, and when; empty for none."""
     changes = container.changes
     if changes is None or not changes.leaving:
         return ""
     has, leaving = container.exclusive, changes.leaving
-    what = f"a resize changes its CPUs from {has | leaving} to {has - leaving};"
+    change = "a move" if changes.resizes and changes.resizes[-1].moved else "a resize"
+    what = f"{change} changes its CPUs from {has | leaving} to {has - leaving};"
     one = len(leaving) == 1
     leave, them = (f"CPU {leaving} leaves", "it") if one else (f"CPUs {leaving} leave", "them")
     if changes.notice_over:
@@ -137,11 +138,11 @@ def _shown(unix_s: float) -> str:
 
 
 def _resizes(container: ContainerStatus) -> Iterator[Step]:
-    """Explain how resizes have changed the container's own CPUs, and what is not complete."""
+    """Explain how resizes and moves have changed the own CPUs, and what is not complete."""
     changes = container.changes
     for each in changes.resizes if changes else ():
         when = "without the agent" if each.unix_s is None else _shown(each.unix_s)
-        yield Step("resize", f"{when}: {each.what}", each.after)
+        yield Step(each.rule, f"{when}: {each.what}", each.after)
 
 
 def _on_node(status: NodeStatus, container: ContainerStatus) -> Iterator[Step]:
