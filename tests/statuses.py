@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from cpupool.core.assignments import Placement, Step
 from cpupool.core.cgroups import Writer
 from cpupool.core.cpu_manager import (
+    Compaction,
     CPUManager,
     Eligible,
     StaticOptions,
@@ -51,7 +52,7 @@ CHANGES = OwnChanges(
     CPUSet.of(4),
     CPUSet.of(6),
     notice_ends_unix_s=1_795_356_005.5,
-    resizes=(PastResize(CPUSet.of(4), FOUR, 1_795_355_995),),
+    resizes=(PastResize(CPUSet.of(4), FOUR, 1_795_355_995, "so that pod ns/late fits"),),
 )
 
 
@@ -80,6 +81,7 @@ STATUS = NodeStatus(
             max_notice_s=30, eligible=Eligible.CONTAINER,
             system_pods=SystemPods(("kube-system", "monitoring"), CPUSet.of(1)),
             pod_level=True,
+            compaction=Compaction(3, 60),
         ),
     ),
     (

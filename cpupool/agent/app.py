@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
 from cpupool.agent import (
+    compactor,
     configurator,
     cpusetter,
     device_manager,
@@ -22,6 +23,7 @@ from cpupool.agent import (
 )
 from cpupool.agent.changes import Change, Signals
 from cpupool.agent.cluster_writers import cluster_writers
+from cpupool.agent.compactor import Compactor
 from cpupool.agent.configurator import Configurator
 from cpupool.agent.device_manager import DeviceManager
 from cpupool.agent.enforcement import Enforcement
@@ -139,6 +141,12 @@ class Agent:
         cpus = UsableCPUs(topology, root.cgroup, root.cgroup_root)
         self._machine_watcher = self._make_machine_watcher(cpus)
         self._load_watcher = self._make_load_watcher()
+        self._compactor = Compactor(
+            manager,
+            telemetry=self._telemetry,
+            ready=self._is_ready,
+            begun=self._signals.of(Change.RUNTIME),
+        )
         self._configurator = self._make_configurator(cpus)
         # The files of containers, the kubelet, the API server, and the status file.
         mounts = self._make_mounts()
@@ -215,6 +223,7 @@ class Agent:
             memory_keeper.NAME: self._enforcement.memory_keeper,
             own_cpus_keeper.NAME: self._enforcement.own_cpus_keeper,
             configurator.NAME: self._configurator,
+            compactor.NAME: self._compactor,
         }
         if self._settings.runtime.plugged:
             roles[nri_plugin.NAME] = self._enforcement.nri
@@ -310,7 +319,11 @@ class Agent:
         pools, devices = self._configurator.wake, self._device_manager.wake
         mounts, nri = self._mount_keeper.wake, self._enforcement.nri
         roles = [*self._roles().values(), self._reporter]
-        after_sweeps = [self.resource_manager, *self._cluster_writers.values()]
+        after_sweeps = [
+            self._compactor,
+            self.resource_manager,
+            *self._cluster_writers.values(),
+        ]
         self._signals.connect(
             {
                 Change.PODS: [self._cpusetter.pods_changed],

@@ -67,9 +67,10 @@ class _Notice:
     Attributes:
         assigned: the CPUs that stay.
         leaving: the CPUs that leave.
-        ready: whether the kernel had the CPUs in force when it began: only then the folder tells of
-            it, and otherwise it begins anew once the kernel has them.
-        change: what the folder tells; None without a delay: one notice then tells what has left.
+        ready: whether the container's cpuset had all CPUs in force when the notice began. Only
+            then the folder has the notice. Otherwise it begins again when the cpuset is right.
+        change: the announcement in the folder. None if the notice is not ready, or has 0 seconds:
+            then the folder gets a report after the CPUs have left.
         due_s: when the CPUs are taken.
         threads_s: when the agent looks next whether a thread needs them; infinite for never.
     """
@@ -285,7 +286,7 @@ class OwnCPUsKeeper(StepLoop):
             told = Told(own.in_force, own.assigned, own.baseline, change)
             right = self._tell(ref, told, before)
         if not lasts:
-            # The delay begins after the attempt to write, whatever became of it.
+            # The notice begins after the attempt to write, also if this has failed.
             now_s = self._now_s()
             threads_s = now_s + _REACTION_S if has_folder and right and ready else math.inf
             self._notices[ref] = _Notice(
@@ -307,7 +308,7 @@ class OwnCPUsKeeper(StepLoop):
             return None
         not_before = NotBefore(self._wall_s() + own.notice_s, self._now_s() + own.notice_s)
         if before and before.announced and before.assigned == own.assigned:
-            # An earlier agent has announced it. The delay begins anew.
+            # An earlier agent has announced it. The notice begins again.
             return replace(before.announced, removed=own.leaving, not_before=not_before)
         added = own.assigned - before.assigned - before.cpus if before else CPUSet()
         reason = Reason.COMPACT if added else Reason.SHRINK

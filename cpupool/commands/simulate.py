@@ -8,6 +8,7 @@ import json
 import sys
 from collections import Counter
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TextIO
 
 from cpupool.commands.pictures.simulation_results import show, to_json
@@ -23,9 +24,10 @@ from cpupool.commands.shell.options import (
 )
 from cpupool.commands.shell.reasons import SIMULATION_SCHEMA
 from cpupool.core import default_pool
-from cpupool.core.cpu_manager import TopologyPolicy
+from cpupool.core.cpu_manager import Compaction, TopologyPolicy
 from cpupool.core.errors import ConfigError, ManifestError
 from cpupool.core.names import Names
+from cpupool.core.workloads import CPUMoves
 from cpupool.kube import manifests
 from cpupool.kube.earlier_admission import EarlierAdmission
 from cpupool.plugins.load_sizing import PERIOD_S
@@ -53,6 +55,8 @@ examples:
   cpupool simulate --pools pools.yaml --random 10000 --load 0.8 --policy pool kubelet-packed
   cpupool simulate --topology recorded.tar.gz --pools cpu-manager.yaml --random 300 \
       --resizes 0.5 --policy static dynamic
+  cpupool simulate --topology recorded.tar.gz --pools cpu-manager.yaml --random 300 \
+      --compact any --policy static dynamic
   cpupool simulate --pools pools.yaml --load-trace load.csv
 
 Policies: pool is the pool file's own, that of a package included. A CPU manager policy, as static
@@ -65,7 +69,8 @@ file with that numaPolicy.
 one L3 cache, in an empty pool. "In use" is the share of the exclusive pools' CPUs that pods have,
 the mean over time. Fragmentation, from 0 to nearly 1, says how scattered the free CPUs are over
 NUMA nodes. The free block is the most free CPUs of one pool on one NUMA node at the end. "Held"
-pods wait for CPUs of the CPU manager policy; the kubelet refuses such pods.
+pods wait for CPUs of the CPU manager policy; the kubelet refuses such pods. With --compact the
+moves are listed that let a waiting pod fit, or bring CPUs closer together.
 
 Exit code 0: it is simulated; 1: under the first policy a pod of --pods is refused, held, or shares
 because its CPUs are refused, or a file was not written; 2: the command line is wrong, or a file
@@ -148,6 +153,16 @@ def add_parser(commands: Commands, summary: str) -> None:
         " packages (default: pool first-fit)",
     )
     parser.add_argument(
+        "--compact",
+        metavar="WORD",
+        nargs="?",
+        const=CPUMoves.NEVER.value,
+        choices=[moves.value for moves in CPUMoves],
+        help="move containers under the policy dynamic, also if the pool file has no compaction;"
+        " pods without the annotation cpu-moves are taken for ones with WORD: never (default),"
+        " same-l3, same-numa or any",
+    )
+    parser.add_argument(
         "--topology-manager",
         choices=[policy.value for policy in TopologyPolicy if policy.of_kubelet],
         default=TopologyPolicy.NONE.value,
@@ -162,7 +177,7 @@ def add_parser(commands: Commands, summary: str) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
     excludes(
         parser,
-        "--seed --load --resizes --save-trace --policy --topology-manager --plot",
+        "--seed --load --resizes --save-trace --policy --compact --topology-manager --plot",
         "--load-trace",
     )
     needs(parser, "--seed --load --resizes", "--random")
@@ -186,15 +201,19 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
     if arguments.load_trace:
         return _replay(arguments, file.pools, topology, out)
     policies = list(dict.fromkeys(arguments.policy))
+    pools = _compacted(arguments, file.pools) if arguments.compact else file.pools
     others = [name for name in policies if name not in simulation.POLICIES]
     installed = {name: found for name in others if (found := cpu_manager.of_package(name))}
     try:
         events = _events(arguments, names, file.pools, topology)
+        moving = (
+            workload.movable(events, CPUMoves(arguments.compact)) if arguments.compact else None
+        )
         with _progress(len(events) * len(policies)) as tell:
             results = simulation.compare(
                 topology,
-                file.pools,
-                events,
+                pools,
+                events if moving is None else moving,
                 policies,
                 installed=installed,
                 manager=TopologyPolicy(arguments.topology_manager),
@@ -216,6 +235,17 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
     first = results[policies[0]]
     unserved = first.refusals or any(placed.held or placed.shares for placed in first.running)
     return 1 if arguments.pods and unserved else 0
+
+
+def _compacted(arguments: argparse.Namespace, pools: NodePools) -> NodePools:
+    """Return the pools with compaction.
+
+    The pods of `--pods` come at one time, so none is too young to move.
+    """
+    compaction = pools.cpu_manager.compaction or Compaction()
+    if arguments.pods:
+        compaction = replace(compaction, minimum_age_s=0)
+    return replace(pools, cpu_manager=replace(pools.cpu_manager, compaction=compaction))
 
 
 def _replay(

@@ -14,13 +14,18 @@ from cpupool.config.document import Listing, Table, Text
 from cpupool.config.reader import WHOLE_NUMBER, entries
 from cpupool.core import default_pool, quantity, withheld
 from cpupool.core.cpu_manager import (
+    COMPACTION,
     CPU_MANAGER,
     CPUS,
     ELIGIBLE,
     ENABLE,
     MAX_NOTICE,
     MIN_PERCENT,
+    MINIMUM_AGE,
+    MOST_AGE_S,
+    MOST_MOVES,
     MOST_NOTICE_S,
+    MOVES_PER_HOUR,
     NAMESPACES,
     NONE,
     ON_MISFIT,
@@ -35,7 +40,10 @@ from cpupool.core.cpu_manager import (
     TOPOLOGY_POLICY,
     TOPOLOGY_SCOPE,
     TRUTH_VALUES,
+    USUAL_AGE_S,
+    USUAL_MOVES,
     USUAL_NOTICE_S,
+    Compaction,
     CPUManager,
     Eligible,
     Misfit,
@@ -74,12 +82,14 @@ _KEYS: Final = (
     ELIGIBLE,
     SYSTEM_PODS,
     POD_LEVEL,
+    COMPACTION,
 )
 _TOPOLOGY_POLICIES: Final = {policy.value: policy for policy in TopologyPolicy}
 _SCOPES: Final = {scope.value: scope for scope in Scope}
 _MISFITS: Final = {misfit.value: misfit for misfit in Misfit}
 _ELIGIBLE: Final = {eligible.value: eligible for eligible in Eligible}
 _SYSTEM_PODS: Final = (NAMESPACES, CPUS)
+_COMPACTION: Final = (MOVES_PER_HOUR, MINIMUM_AGE)
 _SUPPRESSION: Final = (ENABLE, THRESHOLD_PERCENT, MIN_PERCENT)
 _PERCENT: Final = {str(percent): percent for percent in range(101)}
 _CPU: Final = "cpu"
@@ -140,6 +150,7 @@ def read(
         eligible=reader.choice(table.get(ELIGIBLE), _ELIGIBLE, Eligible.POD),
         system_pods=_system_pods(reader, table.get(SYSTEM_PODS)),
         pod_level=_switch(reader, table.get(POD_LEVEL)),
+        compaction=_compaction(reader, table.get(COMPACTION)),
         installed=None if policy in BUILT_IN or isinstance(found, Unusable) else found,
     )
     if isinstance(found, Unusable):
@@ -157,6 +168,10 @@ def read(
             if manager.topology_policy in each.topology_policies
         )
         reader.refuse(table.get(TOPOLOGY_POLICY), what, f"write another, or policy: {other}")
+    if manager.compaction and (spreading := manager.options.spreading):
+        what = f"moves bring CPUs closer together, and {spreading} lays them apart"
+        remedy = f"remove {COMPACTION}, or turn {spreading} off"
+        reader.refuse(table.get(COMPACTION), what, remedy)
     if manager.topology_scope is Scope.POD:
         _refuse_scope(reader, manager, found, table.get(TOPOLOGY_SCOPE))
     unknown = table.entries.keys() - set(_KEYS)
@@ -324,6 +339,29 @@ def _namespaces(reader: Reader, value: Value) -> Iterator[str]:
             what = f"{text.text[:63]!r} is not the name of a namespace"
             remedy = "use up to 63 lower-case letters, digits and -, and no - at the ends"
             reader.refuse(each, what, remedy)
+
+
+def _compaction(reader: Reader, value: Value) -> Compaction | None:
+    """Read how much the agent may move; None for no move."""
+    table = reader.table(value, _COMPACTION)
+    if table is None or not table.entries:
+        return None
+    moves = _whole(reader, table.get(MOVES_PER_HOUR), MOST_MOVES, USUAL_MOVES)
+    age_s = _whole(reader, table.get(MINIMUM_AGE), MOST_AGE_S, USUAL_AGE_S)
+    return Compaction(moves, age_s) if moves else None
+
+
+def _whole(reader: Reader, value: Value, most: int, usual: int) -> int:
+    """Read a whole number up to `most`; return the usual one where there is none."""
+    text = reader.text(value)
+    if text is None or not text.text:
+        return usual
+    number = int(text.text) if WHOLE_NUMBER.fullmatch(text.text) else 0
+    if not (text.text == "0" or 0 < number <= most):
+        what = f"{text.text[:63]!r} is not a whole number from 0 to {most}"
+        reader.refuse(value, what, f"write one, as {usual}")
+        return usual
+    return number
 
 
 def _max_notice(reader: Reader, value: Value) -> int:

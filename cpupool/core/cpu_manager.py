@@ -27,6 +27,9 @@ THRESHOLD_PERCENT: Final = "cpuSuppressThresholdPercent"
 MIN_PERCENT: Final = "cpuSuppressMinPercent"
 """The suppression and its keys have the names of a NodeSLO."""
 MAX_NOTICE: Final = "maxNoticeSeconds"
+COMPACTION: Final = "compaction"
+MOVES_PER_HOUR: Final = "movesPerHour"
+MINIMUM_AGE: Final = "minimumAgeSeconds"
 ELIGIBLE: Final = "eligible"
 POD_LEVEL: Final = "podLevelResources"
 SYSTEM_PODS: Final = "systemPods"
@@ -44,6 +47,10 @@ _OFF: Final = "off"
 
 USUAL_NOTICE_S: Final = 10
 MOST_NOTICE_S: Final = 3600
+USUAL_MOVES: Final = 6
+MOST_MOVES: Final = 1000
+USUAL_AGE_S: Final = 600
+MOST_AGE_S: Final = 604_800
 _NOTICE: Final = re.compile(r"0|[1-9][0-9]{0,3}", re.ASCII)
 
 TRUTH_VALUES: Final = {
@@ -101,7 +108,7 @@ class Misfit(Enum):
     HOLD = "hold"
     """Its containers are not created; the kubelet tries again until the CPUs are free."""
     SHARE = "share"
-    """Its containers start on the shared CPUs, and move to their own CPUs once these are free."""
+    """Its containers start on the default pool, and move to their own CPUs once these are free."""
     FAIL = "fail"
     """Its containers are not created, and the agent sets the pod's phase to Failed."""
 
@@ -180,6 +187,12 @@ class StaticOptions:
         """Return the options that are on, as the kubelet's option map."""
         return {name: "true" for name, field in self.names().items() if getattr(self, field)}
 
+    @property
+    def spreading(self) -> str:
+        """The name of an option that lays the CPUs of a container apart; empty if none does."""
+        spread = ("distribute_cpus_across_numa", "distribute_cpus_across_cores")
+        return next((option_name(each) for each in spread if getattr(self, each)), "")
+
     def contradictions(self, topology_policy: TopologyPolicy) -> Iterator[Problem]:
         """Find options that contradict each other or the policy for a pod's resources.
 
@@ -226,6 +239,22 @@ class Suppression:
 
 
 @dataclass(frozen=True, slots=True)
+class Compaction:
+    """The bounds within which the agent moves own CPUs of running containers.
+
+    Attributes:
+        moves_per_hour: how many moves may begin on the node within an hour.
+        minimum_age_s: how long a container has had its CPUs before it gives them up.
+    """
+
+    moves_per_hour: int = USUAL_MOVES
+    minimum_age_s: int = USUAL_AGE_S
+
+    def __str__(self) -> str:
+        return f"{self.moves_per_hour} moves an hour, of CPUs {self.minimum_age_s} s old"
+
+
+@dataclass(frozen=True, slots=True)
 class CPUManager:
     """The settings by which containers get the default pool's CPUs.
 
@@ -245,6 +274,7 @@ class CPUManager:
         eligible: which containers get CPUs of their own.
         system_pods: the pods that run on CPUs where nobody else runs.
         pod_level: whether Guaranteed pods with resources of their own (`spec.resources`) get CPUs.
+        compaction: how much the agent may move own CPUs of running containers; None for no move.
         installed: the class of a policy that is not built in, of a package; else None. It follows
             from the name.
     """
@@ -261,6 +291,7 @@ class CPUManager:
     eligible: Eligible = Eligible.POD
     system_pods: SystemPods = field(default_factory=SystemPods)
     pod_level: bool = False
+    compaction: Compaction | None = None
     installed: type[object] | None = field(default=None, compare=False)
 
     @property
@@ -293,6 +324,7 @@ class CPUManager:
             ELIGIBLE: self.eligible.value,
             SYSTEM_PODS: str(self.system_pods) if self.system_pods.cpus else _OFF,
             POD_LEVEL: str(self.pod_level).lower(),
+            COMPACTION: str(self.compaction or _OFF),
         }
 
     def written(self) -> dict[str, Any]:
@@ -310,6 +342,7 @@ class CPUManager:
             ELIGIBLE: self.eligible.value,
             SYSTEM_PODS: {NAMESPACES: list(system.namespaces), CPUS: str(system.cpus)},
             POD_LEVEL: self.pod_level,
+            COMPACTION: self.compaction and asdict(self.compaction),
             "declared": self.declared,
         }
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
+from cpupool.core.cpu_manager import COMPACTION
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import CPUPoolError
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 _NONE: Final = CPUSet()
 _REMEMBERED: Final = 8
-"""How many of a container's last resizes are remembered."""
+"""How many of a container's last resizes and moves are remembered."""
 LATEST_UNIX_S: Final = 253_402_300_799
 """The last second whose year has four digits."""
 
@@ -106,21 +107,30 @@ class Leaving:
 
 @dataclass(frozen=True, slots=True)
 class PastResize:
-    """A resize that has given a container other CPUs of its own.
+    """A change that has given a container other CPUs of its own: a resize, or a move.
 
     Attributes:
         before: the CPUs that it had.
         after: the CPUs that it had then.
         unix_s: when; None for a resize that no agent has answered.
+        moved: why the agent has moved the container; empty for a resize.
     """
 
     before: CPUSet
     after: CPUSet
     unix_s: int | None = None
+    moved: str = ""
+
+    @property
+    def rule(self) -> str:
+        """The word for the change in the reasons of a container's CPUs."""
+        return COMPACTION if self.moved else "resize"
 
     @property
     def what(self) -> str:
         """What has changed."""
+        if self.moved:
+            return f"it moved from CPUs {self.before} to {self.after}, {self.moved}"
         got, gave = self.after - self.before, self.before - self.after
         said = [f"it got CPUs {got}"] if got else []
         said += [f"it gave CPUs {gave} back"] if gave else []
@@ -158,7 +168,7 @@ class Grant:
         bubble: whether it is a bubble.
         leaving: container → the CPUs that it gives back, beside those of its part.
         baselines: container → the CPUs with which it began, if its part has changed since.
-        resizes: container → its last resizes, the oldest first.
+        resizes: container → its last resizes and moves, the oldest first.
         reasons: container, or `WHOLE_POD` → why a policy of this agent chose its CPUs.
         cpus: the CPUs that no other owner may have: of the parts, and those that are being left.
     """
@@ -231,16 +241,19 @@ class Grant:
             for name, baseline in self.baselines.items()
         }
 
-    def changing(self, container: str, cpus: CPUSet, unix_s: int | None = None) -> Grant:
+    def changing(
+        self, container: str, cpus: CPUSet, unix_s: int | None = None, moved: str = ""
+    ) -> Grant:
         """Return this grant with another part; what the container loses stays in force.
 
         Args:
             container: a container that has a part.
             cpus: its CPUs from now on.
             unix_s: the time now, if it is known.
+            moved: why the agent moves the container; empty for a resize.
         """
         leaving = self.in_force(container) - cpus
-        last = PastResize(self.parts[container], cpus, unix_s)
+        last = PastResize(self.parts[container], cpus, unix_s, moved)
         past = (*self.resizes.get(container, ()), last)[-_REMEMBERED:]
         return replace(
             self,
@@ -249,6 +262,21 @@ class Grant:
             baselines={**self.baselines, container: self.baseline(container) & cpus},
             resizes={**self.resizes, container: past},
         )
+
+    def moving(
+        self, container: str, cpus: CPUSet, baseline: CPUSet, unix_s: int, why: str
+    ) -> Grant:
+        """Return this grant with as many other CPUs for a container.
+
+        Args:
+            container: a container that has a part.
+            cpus: its CPUs from now on; what it loses stays in force.
+            baseline: those that it keeps in place of the CPUs with which it began.
+            unix_s: the time now.
+            why: why it moves.
+        """
+        moved = self.changing(container, cpus, unix_s, why)
+        return replace(moved, baselines={**moved.baselines, container: baseline})
 
     def narrowed(self, container: str) -> Grant:
         """Return this grant after the notice of a container has ended."""

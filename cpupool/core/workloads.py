@@ -156,6 +156,7 @@ class Pod:
         limit_milli: the kubelet's limit for the pod's cgroup; None for no limit.
         node_critical: its priority class is system-node-critical.
         created: when the API server took it, as RFC 3339 in UTC; empty where that is not known.
+        created_s: the same as Unix time; None where that is not known.
         ending: a client has asked the API server to delete it.
         ends_s: when its grace period is over, as Unix time; None where that is not known.
         level_milli: the cpu request of the pod itself, which replaces those of its containers; None
@@ -186,6 +187,7 @@ class Pod:
     limit_milli: int | None = None
     node_critical: bool = False
     created: str = ""
+    created_s: float | None = None
     ending: bool = False
     ends_s: float | None = None
     level_milli: int | None = None

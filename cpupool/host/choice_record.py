@@ -140,6 +140,7 @@ class ChoiceRecord:
                         settled=settled,
                         sharing=_sharing(now, chosen),
                         changes={uid: each.changes for uid, each in chosen.items() if each.changes},
+                        moved_unix_s=now.facts.moved_unix_s,
                     )
                 )
                 self._recorded = True

@@ -272,6 +272,7 @@ def _pod(top: Field, names: Names) -> Pod:
         overhead_milli=resources.overhead_milli,
         node_critical=spec["priorityClassName"].text("") == NODE_CRITICAL,
         created=metadata["creationTimestamp"].text(""),
+        created_s=metadata["creationTimestamp"].unix_s(),
         ending=metadata["deletionTimestamp"].text("") != "",
         ends_s=metadata["deletionTimestamp"].unix_s(),
         unequal=_unequal(resources, containers) if orchestrated else "",

@@ -291,6 +291,26 @@ def fits(facts: NodeFacts, pods: tuple[Pod, ...], grants: Grants, pod: Pod) -> b
     return True
 
 
+def unserved(
+    facts: NodeFacts, pods: tuple[Pod, ...], grants: Grants, waiting: Iterable[Pod]
+) -> list[Pod]:
+    """Return which of some pods do not fit once the CPUs that are being left are free.
+
+    Args:
+        facts: the node's facts.
+        pods: all pods of the node.
+        grants: the owners of CPUs.
+        waiting: the pods; each gets CPUs before those after it.
+    """
+    stay, left = without_ending(pods, grants), []
+    for pod in waiting:
+        try:
+            stay = _chosen(facts, pods, stay, pod)
+        except PlacementError:
+            left.append(pod)
+    return left
+
+
 def without_ending(pods: tuple[Pod, ...], grants: Grants) -> Grants:
     """Return the grants without those of pods that are ending, and without CPUs that are left."""
     stay = {pod.cgroup_uid for pod in pods if not (pod.ending or pod.finished)}

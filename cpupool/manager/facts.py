@@ -57,6 +57,7 @@ class NodeFacts:
             while no set follows the load, and before the first measurement.
         recovered: whether the choices of an earlier agent are known, so that the policy may choose.
         plugins: the plugins for resources, and their answers.
+        moved_unix_s: when the agent has begun to move containers within the last hour.
         idle: pods without a container's cgroup, where two pods claim a CPU or a pod has ended: such
             a pod owns nothing more.
     """
@@ -78,4 +79,5 @@ class NodeFacts:
     sizes: Mapping[str, Size] = field(default_factory=dict)
     recovered: bool = False
     plugins: PluginFacts = field(default_factory=PluginFacts)
+    moved_unix_s: tuple[int, ...] = ()
     idle: frozenset[str] = frozenset()

@@ -33,7 +33,7 @@ from cpupool.core.errors import CPUPoolError, DevicesUnnamed
 from cpupool.core.names import KUBELET_CPUS
 from cpupool.core.requests import ResourceKind
 from cpupool.core.workloads import ContainerRef
-from cpupool.manager import mirror_pods, served_requests, sightings
+from cpupool.manager import compacting, mirror_pods, served_requests, sightings
 from cpupool.manager.asking import SOON_S, Retry
 
 if TYPE_CHECKING:
@@ -143,7 +143,8 @@ class KubeletRecords:
         return self._retry.due_s if self._lacks_records() else math.inf
 
     def _read(self, alive: Collection[str]) -> None:
-        facts, unnamed, names = self._manager.snapshot().facts, self._unnamed(), self._manager.names
+        (facts, resolution), names = self._manager.snapshot(), self._manager.names
+        unnamed = self._unnamed() | compacting.unnamed(facts, resolution.view)
         # A runtime keeps sandboxes of pods that have ended: without a cgroup, a pod's devices may
         # belong to a newer pod with the same name.
         here = {*alive, *(pod.cgroup_uid for pod in facts.pods or ())}
@@ -179,7 +180,8 @@ class KubeletRecords:
         """Return whether the kubelet's records may have facts that are missing."""
         facts, resolution = self._manager.snapshot()
         uncertain = mirror_pods.uncertain(facts.pods or (), facts.static)
-        lacking = resolution.unconfirmed or uncertain or self._unnamed()
+        unnamed = self._unnamed() or compacting.unnamed(facts, resolution.view)
+        lacking = resolution.unconfirmed or uncertain or unnamed
         return bool(lacking) or served_requests.kubelet_gives(facts)
 
     def _only_shared(self) -> bool:

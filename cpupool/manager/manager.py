@@ -28,6 +28,7 @@ from cpupool.manager import (
     after_restart,
     believed_annotations,
     choosing,
+    compacting,
     deferrable,
     kept_shared,
     offers,
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
     from cpupool.core.requests import Resource
     from cpupool.core.topology import CPUTopology
     from cpupool.core.workloads import ContainerID, Pod, RuntimeContainer
+    from cpupool.manager.compacting import PlannedMove
     from cpupool.manager.mirror_pods import PodName
     from cpupool.manager.offers import DeviceList
     from cpupool.manager.promises import Promise
@@ -286,7 +288,8 @@ class Manager:
             found = tuple(found)
             recorded = recorded or State("")
             policy = self._facts.policy.remembering(recorded.settled)
-            facts = replace(self._facts, recovered=True, policy=policy)
+            moves = recorded.moved_unix_s
+            facts = replace(self._facts, recovered=True, policy=policy, moved_unix_s=moves)
             seen = self._resolution.view
             before = after_restart.recover(facts, seen, found, recorded)
             if not self._moves_pinned:
@@ -331,6 +334,26 @@ class Manager:
             grants = resizing.begun(facts, view, ref, count, unix_s=unix_s)
             if grants is not view.grants:
                 self._take_grants(grants)
+
+    def move(self, planned: PlannedMove, unix_s: int) -> bool:
+        """Begin to move a container to other CPUs of its own, or change nothing.
+
+        Args:
+            planned: the container, its CPUs and the reason.
+            unix_s: the time now.
+
+        Returns:
+            Whether it moves; not if the node has changed since the plan.
+        """
+        with self._changed:
+            facts, view = self._facts, self._resolution.view
+            begun = compacting.moved(facts, view, planned, unix_s)
+            if begun is None:
+                return False
+            grants, times = begun
+            choices = replace(Choices.of(view), grants=grants)
+            self._take(replace(facts, moved_unix_s=times), choices)
+            return True
 
     def narrow(self, ref: ContainerRef, assigned: CPUSet, leaving: CPUSet) -> bool:
         """End a container's notice: it must leave the CPUs that it gives back.

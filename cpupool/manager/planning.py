@@ -99,7 +99,7 @@ def orders(
 ) -> Iterator[tuple[str, ...]]:
     """Yield the orders in which containers choose, the best first.
 
-    The containers that last choose as in a pod without init containers, so that these cost them
+    Sidecars and app containers choose as in a pod without init containers, so that these cost them
     nothing. A topology policy can demand more CPUs then, because the largest init container must
     lie on NUMA nodes where the others do not fit, too. So in a second order that one comes first.
 

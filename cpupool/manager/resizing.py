@@ -5,7 +5,7 @@ notice it may still run on the CPUs that it loses. After the notice the containe
 and it owns them until the kernel reports that it has left. While the agent waits for this report,
 `resized` refuses a further resize of the container.
 
-Sources: KEP-1287 (in-place resize), KEP-5554 (the baseline), KEP-6122 (the delay).
+Sources: KEP-1287 (in-place resize), KEP-5554 (the baseline), KEP-6122 (the notice).
 """
 
 from __future__ import annotations

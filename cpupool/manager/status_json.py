@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from cpupool.core.assignments import Placement, Step
 from cpupool.core.cgroups import Writer
 from cpupool.core.cpu_manager import (
+    COMPACTION,
     CPU_MANAGER,
     CPUS,
     ELIGIBLE,
@@ -23,6 +24,7 @@ from cpupool.core.cpu_manager import (
     TOPOLOGY_POLICY,
     TOPOLOGY_SCOPE,
     USUAL_NOTICE_S,
+    Compaction,
     CPUManager,
     Eligible,
     Misfit,
@@ -129,7 +131,12 @@ def _changes_to_json(changes: OwnChanges) -> dict[str, Any]:
         "notice_over": changes.notice_over,
         "notice_ends_unix_s": changes.notice_ends_unix_s,
         "resizes": [
-            {"before": str(each.before), "after": str(each.after), "unix_s": each.unix_s}
+            {
+                "before": str(each.before),
+                "after": str(each.after),
+                "unix_s": each.unix_s,
+                "moved": each.moved,
+            }
             for each in changes.resizes
         ],
     }
@@ -261,6 +268,7 @@ def _cpu_manager(manager: Fields | None) -> CPUManager:
     if unknown := [option for option in options if option not in names]:
         raise manager.refusal(OPTIONS, f"has {unknown[0][:60]!r}, which is no option")
     suppression, system = manager.part(SUPPRESSION), manager.part(SYSTEM_PODS)
+    compaction = manager.part(COMPACTION)
     return CPUManager(
         manager.get(POLICY, str),
         reserved,
@@ -280,6 +288,11 @@ def _cpu_manager(manager: Fields | None) -> CPUManager:
         if system is None
         else SystemPods(system.texts(NAMESPACES), system.read(CPUS, CPUSet.parse)),
         pod_level=manager.get(POD_LEVEL, bool, default=False),
+        compaction=None
+        if compaction is None
+        else Compaction(
+            compaction.get("moves_per_hour", int), compaction.get("minimum_age_s", int)
+        ),
     )
 
 
@@ -323,6 +336,7 @@ def _resize(resize: Fields) -> PastResize:
         resize.read("before", CPUSet.parse),
         resize.read("after", CPUSet.parse),
         _moment(resize, "unix_s", int),
+        resize.get("moved", str, ""),
     )
 
 

@@ -284,7 +284,7 @@ class CPUManagerPolicy(ABC):
         if lost := view.claimed.get(ref, CPUSet()) - own:
             holders = view.others_with(lost, to_place.pod)
             owner = f"pod {holders}" if holders else "another pod"
-            why = f"its plugin has named CPUs {lost} for it alone, which {owner} owns"
+            why = f"its plugin gives it CPUs {lost} exclusively, but {owner} owns them"
             return view.confined(Cause.ANSWER, why)
         if chosen and own and (online := own & view.topology.online):
             pooled = pool_cpus(view, to_place.container)

@@ -19,8 +19,9 @@ from cpupool.core.errors import PlacementError, PodRefused
 from cpupool.core.grants import WHOLE_POD, PodOwner
 from cpupool.core.names import POLICY_CPUS
 from cpupool.core.workloads import ContainerID, ContainerRef
-from cpupool.manager import choosing, resizing
+from cpupool.manager import choosing, compacting, resizing
 from cpupool.manager.choosing import Choices
+from cpupool.manager.compacting import Planner
 from cpupool.manager.facts import NodeFacts
 from cpupool.manager.guard import made
 from cpupool.policies.built_in import assignable
@@ -29,7 +30,7 @@ from cpupool.simulate.pool import Room
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from cpupool.core.grants import Grant
+    from cpupool.core.grants import Grant, Grants
     from cpupool.core.pools import NodePools
     from cpupool.core.topology import CPUTopology
     from cpupool.core.workloads import Pod
@@ -67,12 +68,35 @@ class Served:
     waited_for: str
 
 
+@dataclass(frozen=True, slots=True)
+class MoveRecord:
+    """A move of a container that runs.
+
+    Attributes:
+        at_s: when it begins.
+        ref: the container; the UID of its pod is `namespace/name`.
+        before: the CPUs that it has.
+        after: the CPUs that it gets.
+        why: why it moves.
+    """
+
+    at_s: float
+    ref: ContainerRef
+    before: CPUSet
+    after: CPUSet
+    why: str
+
+
 class SimulatedCPUManager:
     """The present state of the CPU manager.
 
     Args:
         topology: the machine.
         pools: its pool file, which is valid on the machine.
+
+    Attributes:
+        room: the CPUs that it can give.
+        moves: the moves of containers, in the order of time.
     """
 
     def __init__(self, topology: CPUTopology, pools: NodePools) -> None:
@@ -84,6 +108,8 @@ class SimulatedCPUManager:
         self._notices: dict[ContainerRef, float] = {}
         self._pods: dict[str, Pod] = {}
         self._choices = Choices()
+        self._planner = Planner()
+        self.moves: list[MoveRecord] = []
         self.room = Room.empty(topology, assignable(pools, topology) or CPUSet())
 
     @property
@@ -148,7 +174,8 @@ class SimulatedCPUManager:
             at_s: the time.
         """
         before, earlier = self._choices, self._pods.get(pod.uid)
-        self._pods[pod.uid] = _started(pod, at_s, earlier.created if earlier else "")
+        started_s = earlier.created_s if earlier else None
+        self._pods[pod.uid] = _started(pod, at_s if started_s is None else started_s)
         ref = ContainerRef(pod.uid, container)
         has = before.grants.part(pod.uid, POLICY_CPUS, container)
         if has and len(has) != count:
@@ -176,10 +203,39 @@ class SimulatedCPUManager:
                 del self._pods[pod.uid]
         return Resized(refusal.error.as_kubelet if refusal else "", served=served)
 
+    def compact(self, at_s: float) -> Iterator[Served]:
+        """Begin the moves that are worth their cost; yield the pods that have other CPUs."""
+        while begun := self._moved(at_s):
+            before = self._choices
+            self._choices = replace(before, grants=begun)
+            yield from self._decide(before)
+
+    def _moved(self, at_s: float) -> Grants | None:
+        """Return the grants after a move has begun; None for no move."""
+        facts, pods = self._now()
+        view = choosing.view(facts, pods, self._choices.grants, self._choices)
+        planned = self._planner.look(facts, view, at_s)
+        if not planned or (begun := compacting.moved(facts, view, planned[0], int(at_s))) is None:
+            return None
+        grants, times = begun
+        self._facts = replace(self._facts, moved_unix_s=times)
+        (ref, had, has), why = planned[0].move, planned[0].why
+        self.moves.append(MoveRecord(at_s, ref, had, has, why))
+        grant = grants.chosen[ref.pod]
+        if grant.leaving[ref.name].in_force:
+            self._notices[ref] = at_s + resizing.notice_s(facts, self._pods[ref.pod])
+            return grants
+        return grants.replacing(grant.settled(ref.name, CPUSet()))
+
     @property
-    def next_end_s(self) -> float:
+    def next_notice_s(self) -> float:
         """The time at which the next notice ends; infinite for none."""
         return min(self._notices.values(), default=math.inf)
+
+    @property
+    def next_change_s(self) -> float:
+        """The time at which the next notice ends or a move is possible; infinite for none."""
+        return min(self.next_notice_s, self._planner.again_unix_s)
 
     def end_notices(self, at_s: float) -> Iterator[Served]:
         """End the notices that last until now; yield the pods that get the CPUs."""
@@ -216,14 +272,14 @@ def _reasons(grant: Grant, container: str) -> tuple[Step, ...]:
     resizes = grant.resizes.get(container, ())
     return (
         *grant.reason(container),
-        *(Step("resize", resize.what, resize.after) for resize in resizes),
+        *(Step(resize.rule, resize.what, resize.after) for resize in resizes),
     )
 
 
-def _started(pod: Pod, at_s: float, created: str = "") -> Pod:
+def _started(pod: Pod, at_s: float) -> Pod:
     """Return a pod whose containers the runtime has reported, with its age."""
-    created = created or datetime.fromtimestamp(at_s, UTC).isoformat(timespec="microseconds")
+    created = datetime.fromtimestamp(at_s, UTC).isoformat(timespec="microseconds")
     containers = tuple(
         replace(container, id=ContainerID(container.name)) for container in pod.containers
     )
-    return replace(pod, containers=containers, created=created)
+    return replace(pod, containers=containers, created=created, created_s=at_s)

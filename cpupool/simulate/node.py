@@ -8,6 +8,7 @@ that a simulation can compare choosers.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from cpupool.core.workloads import Container, Pod
     from cpupool.local.devices import DeviceRequest, IDs
     from cpupool.policies.base import Choice
-    from cpupool.simulate.cpu_manager import Served
+    from cpupool.simulate.cpu_manager import MoveRecord, Served
 
 
 class Chooser(Protocol):
@@ -250,6 +251,7 @@ class SimulatedNode:
         self._alignment.add(admitted.alignment)
         self._running[pod.uid] = admitted
         self._serve(served, at_s)
+        self._compact(at_s)
         return admitted
 
     def end(self, pod: Pod, at_s: float) -> None:
@@ -263,6 +265,7 @@ class SimulatedNode:
             if self._cpu_manager:
                 self._note_misfit(admitted, at_s)
                 self._serve(tuple(self._cpu_manager.end(pod)), at_s)
+                self._compact(at_s)
 
     def resize(self, pod: Pod, containers: Collection[str], at_s: float) -> Iterator[ResizeRecord]:
         """Resize containers of a pod as the kubelet does: decreases first, up to the first error.
@@ -315,15 +318,32 @@ class SimulatedNode:
             return Outcome.SERVED, ""
         resized = self._cpu_manager.resize(pod, name, self._eligible.cpus(container), at_s)
         self._serve(resized.served, at_s)
+        self._compact(at_s)
         if resized.ignored:
             return Outcome.IGNORED, ""
         return (Outcome.REFUSED if resized.refused else Outcome.SERVED), resized.refused
 
     def end_notices(self, until_s: float) -> Iterator[float]:
-        """End the notices of resizes until a time; yield the time of each end after it."""
-        while self._cpu_manager and (at_s := self._cpu_manager.next_end_s) <= until_s:
+        """End the notices of resizes and moves until a time; yield the time of each change."""
+        while self._cpu_manager and (at_s := self._cpu_manager.next_change_s) <= until_s:
             self._serve(tuple(self._cpu_manager.end_notices(at_s)), at_s)
+            self._compact(at_s)
             yield at_s
+
+    def _compact(self, at_s: float) -> None:
+        """Begin the moves that are worth their cost."""
+        if self._cpu_manager:
+            self._serve(tuple(self._cpu_manager.compact(at_s)), at_s)
+
+    def end_moves(self) -> Iterator[float]:
+        """End the notices that last, if containers have moved; yield the time of each end."""
+        while self._cpu_manager and self.moves and self._cpu_manager.next_notice_s < math.inf:
+            yield from self.end_notices(self._cpu_manager.next_notice_s)
+
+    @property
+    def moves(self) -> tuple[MoveRecord, ...]:
+        """The moves of containers, in the order of time."""
+        return tuple(self._cpu_manager.moves) if self._cpu_manager else ()
 
     def finish(self, at_s: float) -> int:
         """Note the pods that still wait; return how many these are."""

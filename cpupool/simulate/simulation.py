@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from cpupool.core.pools import Pool
     from cpupool.core.topology import CPUTopology
     from cpupool.policies.base import CPUManagerPolicy
+    from cpupool.simulate.cpu_manager import MoveRecord
     from cpupool.simulate.node import Chooser, Moment, SimulatedPod
     from cpupool.simulate.workload import Event
 
@@ -90,6 +91,7 @@ class Summary:
         resizes_served: how many containers got the cpu of a resize.
         resizes_refused: how many did not get it.
         resizes_ignored: how many keep the CPUs that they own, because the policy resizes none.
+        moves: how many moves to other CPUs have begun.
         on_one_node: the share of containers on one NUMA node, among the containers that could be on
             one node if the pool were empty; None without such containers.
         behind_one_cache: the same for L3 caches.
@@ -107,6 +109,7 @@ class Summary:
     resizes_served: int
     resizes_refused: int
     resizes_ignored: int
+    moves: int
     on_one_node: float | None
     behind_one_cache: float | None
     utilisation: float
@@ -126,6 +129,7 @@ class SimulationResult:
         running: the placements of pods that run at the end.
         refusals: the pods that did not fit.
         resizes: the resizes of containers in place, in the order of time.
+        moves: the moves of containers, in the order of time.
     """
 
     summary: Summary
@@ -134,6 +138,7 @@ class SimulationResult:
     running: tuple[PlacementRecord, ...]
     refusals: tuple[RefusedArrival, ...]
     resizes: tuple[ResizeRecord, ...] = ()
+    moves: tuple[MoveRecord, ...] = ()
 
 
 def compare(
@@ -270,16 +275,18 @@ def run(
                 refusals.append(RefusedArrival(event.at_s, str(error)))
                 placements.append(list(_nothing(event, str(error), node.requests(event.pod))))
         note(event.at_s)
-    for end_s in node.end_notices(series[-1].at_s):
+    # The end shows the node after the last moves.
+    for end_s in chain(node.end_notices(series[-1].at_s), node.end_moves()):
         note(end_s)
     waiting = node.finish(series[-1].at_s)
     return SimulationResult(
-        _summary(series, admitted, len(refusals), waiting, resizes),
+        _summary(series, admitted, len(refusals), waiting, resizes, moves=len(node.moves)),
         tuple(series),
         tuple(chain.from_iterable(placements)),
         tuple(node.placements()),
         tuple(refusals),
         tuple(resizes),
+        node.moves,
     )
 
 
@@ -298,6 +305,8 @@ def _summary(
     refused: int,
     waiting: int,
     resizes: Sequence[ResizeRecord],
+    *,
+    moves: int,
 ) -> Summary:
     spans = [(sample, other.at_s - sample.at_s) for sample, other in pairwise(series)]
     last = series[-1]
@@ -316,6 +325,7 @@ def _summary(
         resizes_served=outcomes[Outcome.SERVED],
         resizes_refused=outcomes[Outcome.REFUSED],
         resizes_ignored=outcomes[Outcome.IGNORED],
+        moves=moves,
         on_one_node=alignment.share(Level.NODE),
         behind_one_cache=alignment.share(Level.UNCORE),
         utilisation=sum(sample.utilisation * span_s for sample, span_s in weighed) / whole_s,

@@ -9,7 +9,8 @@ One JSON object per line, in the order of time. A pod comes with its containers:
 line says `"qos": "Burstable"`; then a container can have a `"limit"` beside its `"cpu"`. `"cpu"`
 beside `"containers"` is the pod's own request, which replaces theirs, and `"overhead"` the cpu of
 its sandbox. `"labels"` and `"annotations"` are Koordinator's, as
-`{"koordinator.sh/qosClass": "LSR"}`. Containers of a pod have other native requests from a resize
+`{"koordinator.sh/qosClass": "LSR"}`, and cpupool's without a domain, as `{"cpu-moves": "any"}`.
+Containers of a pod have other native requests from a resize
 in place on, and the pod goes, with:
 
     {"at_s": 4, "pod": "ns/web", "resize": {"c": 4}}
@@ -28,14 +29,15 @@ from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any, Final
 
+from cpupool.core.cpu_manager import notice_seconds
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.devices import Advertised, Offer, advertised
 from cpupool.core.errors import ConfigError, Location, Problem
-from cpupool.core.names import POLICY_CPUS, resource_named
+from cpupool.core.names import MOVES, NOTICE, POLICY_CPUS, resource_named
 from cpupool.core.orchestration import QoS
 from cpupool.core.pools import MILLI_PER_CPU, PoolKind, is_name
 from cpupool.core.requests import Resource, ResourceKind
-from cpupool.core.workloads import Container, ContainerKind, Pod, PodUID, QoSClass
+from cpupool.core.workloads import Container, ContainerKind, CPUMoves, Pod, PodUID, QoSClass
 from cpupool.kube import views
 from cpupool.kube.fields import Field
 from cpupool.policies.built_in import assignable
@@ -125,9 +127,29 @@ def arrival(
 ) -> Event:
     """Return the arrival of a pod with labels and annotations that say how it gets its CPUs."""
     parsed = pod_annotations.of_pod(labels, annotations, None, split=SPLIT)
+    words = {each.value: each for each in CPUMoves}
     return Event(
-        at_s, replace(pod, orchestration=parsed), labels=dict(labels), annotations=dict(annotations)
+        at_s,
+        replace(
+            pod,
+            orchestration=parsed,
+            cpu_moves=words.get(annotations.get(MOVES, ""), CPUMoves.NEVER),
+            notice_s=notice_seconds(annotations.get(NOTICE, "")),
+        ),
+        labels=dict(labels),
+        annotations=dict(annotations),
     )
+
+
+def movable(events: Iterable[Event], moves: CPUMoves) -> Iterator[Event]:
+    """Yield the events with a word about moves for the pods that have none."""
+    said: set[PodUID] = set()
+    for event in events:
+        uid = event.pod.uid
+        if not (event.ends or event.resize):
+            (said.add if MOVES in event.annotations else said.discard)(uid)
+        pod = event.pod if uid in said else replace(event.pod, cpu_moves=moves)
+        yield replace(event, pod=pod)
 
 
 def resizing(at_s: float, pod: Pod, milli: Mapping[str, int]) -> Event:
@@ -182,7 +204,8 @@ def _texts_of(body: Body, names: Names) -> tuple[dict[str, str], dict[str, str]]
     """
     read = Field.of(body)
     metadata, priority = read["metadata"], read["spec"]["priority"].value
-    known = {key: key for key in pod_annotations.ANNOTATIONS} | {names.split: SPLIT}
+    known = {key: key for key in pod_annotations.ANNOTATIONS}
+    known |= {names.split: SPLIT, names.moves: MOVES, names.notice: NOTICE}
     labels = _known(metadata["labels"], {key: key for key in pod_annotations.LABELS})
     number = priority if isinstance(priority, int) else None
     named = pod_annotations.priority_class(labels, number)
@@ -459,7 +482,7 @@ class _Reader:
         qos = _qos(found.get("qos", QoSClass.GUARANTEED.value))
         containers = _containers(found.get("containers"), guaranteed=qos is QoSClass.GUARANTEED)
         labels = _texts(found.get("labels", {}), "labels", pod_annotations.LABELS)
-        known = (*pod_annotations.ANNOTATIONS, SPLIT)
+        known = (*pod_annotations.ANNOTATIONS, SPLIT, MOVES, NOTICE)
         annotations = _texts(found.get("annotations", {}), "annotations", known)
         level = _milli(full_name, found[_LEVEL]) if _LEVEL in found else None
         overhead = _milli(full_name, found.get(_OVERHEAD, 0))

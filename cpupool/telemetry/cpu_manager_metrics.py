@@ -80,6 +80,11 @@ class CPUManagerMetrics:
             "1 while the load takes CPUs from best-effort pods",
             registry=registry,
         )
+        self._moves = Counter(
+            "cpupool_cpu_manager_moves",
+            "Running containers that the agent has begun to move to other CPUs of their own",
+            registry=registry,
+        )
         # Gauges, because a Counter's name would end in _total, which the kubelet's does not.
         self._aligned, self._misaligned = (
             Gauge(
@@ -93,6 +98,10 @@ class CPUManagerMetrics:
                 ("failure_count", "Pods that did not fit inside the boundary; never decreases"),
             )
         )
+
+    def moved(self) -> None:
+        """Count a container that moves to other CPUs."""
+        self._moves.inc()
 
     def suppressed(self, *, best_effort: bool) -> None:
         """Set whether the load takes CPUs from best-effort pods."""

@@ -40,6 +40,7 @@ _RESIZES: Final = "resizes"
 _BEFORE: Final = "before"
 _AFTER: Final = "after"
 _UNIX_S: Final = "unixSeconds"
+_MOVED: Final = "moved"
 _WRITTEN: Final = 2
 """The version that `encode` writes."""
 
@@ -62,6 +63,7 @@ class State:
         settled: the policy's own settings for its configuration; empty in a file of the kubelet.
         sharing: pod UID → which others may run on its CPUs; empty where no pod shares its CPUs.
         changes: pod UID → container → how its CPUs have changed since it began.
+        moved_unix_s: when the agent has begun to move containers within the last hour.
     """
 
     policy: str
@@ -74,6 +76,7 @@ class State:
     settled: Mapping[str, str] = field(default_factory=dict)
     sharing: Mapping[str, Sharing] = field(default_factory=dict)
     changes: Mapping[str, Mapping[str, RecordedChange]] = field(default_factory=dict)
+    moved_unix_s: tuple[int, ...] = ()
 
 
 def parse(data: bytes) -> State:
@@ -88,8 +91,16 @@ def parse(data: bytes) -> State:
         settled = _texts(document.get("settled", {}), "settled")
         sharing = _sharing(_texts(document.get("sharing", {}), "sharing"))
         changes = _changes(_READER.typed(document.get("changes", {}), dict, "changes"))
+        moved = _READER.optional(document.get("movedunixseconds"), list, "movedUnixSeconds")
         state = _state(document, _verified(document))
-        return replace(state, boot_id=boot_id, settled=settled, sharing=sharing, changes=changes)
+        return replace(
+            state,
+            boot_id=boot_id,
+            settled=settled,
+            sharing=sharing,
+            changes=changes,
+            moved_unix_s=tuple(_moment(unix_s, "movedUnixSeconds") for unix_s in moved),
+        )
     text = _READER.typed(document["data"], str, "data")
     _verify(
         _READER.typed(document.get("datachecksum"), int, "dataChecksum"),
@@ -127,6 +138,8 @@ def encode(state: State) -> bytes:
             pod: {name: _written(change) for name, change in containers.items()}
             for pod, containers in state.changes.items()
         }
+    if state.moved_unix_s:
+        document["movedUnixSeconds"] = list(state.moved_unix_s)
     return json.dumps(document, separators=(",", ":")).encode()
 
 
@@ -134,11 +147,13 @@ def _written(change: RecordedChange) -> Mapping[str, object]:
     return {
         _BASELINE: str(change.baseline),
         _LEAVING: str(change.leaving),
-        _RESIZES: [
-            {_BEFORE: str(past.before), _AFTER: str(past.after), _UNIX_S: past.unix_s}
-            for past in change.resizes
-        ],
+        _RESIZES: [_past_written(past) for past in change.resizes],
     }
+
+
+def _past_written(past: PastResize) -> Mapping[str, object]:
+    written = {_BEFORE: str(past.before), _AFTER: str(past.after), _UNIX_S: past.unix_s}
+    return {**written, _MOVED: past.moved} if past.moved else written
 
 
 def _changes(found: Mapping[str, object]) -> Mapping[str, Mapping[str, RecordedChange]]:
@@ -162,11 +177,19 @@ def _change(found: Mapping[str, Any]) -> RecordedChange:
 
 def _past(found: Mapping[str, Any]) -> PastResize:
     unix_s: int | None = found.get(_UNIX_S)
-    if unix_s is not None and _READER.whole(unix_s, _UNIX_S) > LATEST_UNIX_S:
-        raise _READER.damaged(f"{_UNIX_S} is no Unix time")
     return PastResize(
-        _cpus(_text(found, _BEFORE), _BEFORE), _cpus(_text(found, _AFTER), _AFTER), unix_s
+        _cpus(_text(found, _BEFORE), _BEFORE),
+        _cpus(_text(found, _AFTER), _AFTER),
+        None if unix_s is None else _moment(unix_s, _UNIX_S),
+        _text(found, _MOVED),
     )
+
+
+def _moment(found: int, where: str) -> int:
+    unix_s = _READER.whole(found, where)
+    if unix_s > LATEST_UNIX_S:
+        raise _READER.damaged(f"{where} is no Unix time")
+    return unix_s
 
 
 def _sharing(texts: Mapping[str, str]) -> Mapping[str, Sharing]:

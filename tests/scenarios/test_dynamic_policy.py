@@ -56,7 +56,8 @@ def run(world: World | test_agent_process.World, name: str, cpu: str, **annotati
     resources = {"limits": limits, "requests": limits}
     spec = {"containers": [{"name": "main", "resources": resources}]}
     said = {f"nokia.k8s.io/{word.replace('_', '-')}": text for word, text in annotations.items()}
-    return world.node.run_pod({"metadata": {"name": name, "annotations": said}, "spec": spec})
+    metadata = {"name": name, "annotations": said, "creationTimestamp": "2026-01-01T00:00:00Z"}
+    return world.node.run_pod({"metadata": metadata, "spec": spec})
 
 
 def folder_of(world: World, pod: str) -> Path:
@@ -235,3 +236,40 @@ def test_the_demo_says_what_the_guide_shows(folder: Path, monkeypatch: pytest.Mo
     assert re.search("(?s:\n|\n.*\n)".join(lines), "\n".join(without_numbers(printed)))
     assert printed.count("WRONG") == 0
     assert "EXCLUSIVE_CPUS has the CPUs of a container's creation" in printed
+
+
+COMPACTING = """
+pools:
+  default: {cpus: "0-15"}
+cpuManager:
+  policy: dynamic
+  reserved: "0-0"
+  topologyPolicy: single-numa-node
+  maxNoticeSeconds: 0
+  compaction: {movesPerHour: 2, minimumAgeSeconds: 0}
+"""
+
+
+def test_a_pod_that_waits_starts_after_another_has_moved(folder: Path, heard: Heard) -> None:
+    machine = MACHINES["arm_no_smt"].write(folder)
+    with (
+        EmulatedCgroups(folder, machine.topology().online, "") as home,
+        living(folder, home, COMPACTING, machine.sys, nri=True, events=heard) as world,
+    ):
+        eventually(lambda: world.node.plugged, "the runtime asks the agent")
+        run(world, "first", "2")
+        second = run(world, "second", "5")
+        run(world, "movable", "3", cpu_moves="any")
+        world.eventually("second", main="3-7")
+        world.eventually("movable", main="8-10")
+        world.node.delete_pod(second.uid)
+        run(world, "late", "8")
+
+        def starts() -> bool:
+            world.node.try_again()
+            return world.cpus("late").get("main") == "8-15"
+
+        eventually(starts, lambda: f"{world.cpus('late')}, {world.cpus('movable')}")
+        assert world.cpus("movable")["main"] == "3-5"
+        told_soon(world, "movable", cpus="3-5", assigned="3-5", baseline="3-5")
+        assert [reason for _, reason, _ in heard.pods if reason == "CPUsMoved"] == ["CPUsMoved"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import grpc
 import pytest
 
 from cpupool.api.resourceplugin_pb2 import (
@@ -15,8 +16,10 @@ from cpupool.api.resourceplugin_pb2 import (
     TopologyHint,
 )
 from tests.machines import MACHINES
+from tests.resource_plugins import Refusal
 from tests.scenarios.test_agent_process import living
 from tests.scenarios.test_resource_plugins import (
+    ALL,
     DEDICATED,
     POOLS,
     Plugin,
@@ -91,6 +94,42 @@ def test_a_pod_waits_for_a_plugin_that_has_never_registered(world: World) -> Non
             plugin.gives = {"own": cpus("6-7"), "web": cpus("1-2")}
             started(world, own)
             right(world, "0-5", own="6-7", web="1-2")
+
+
+def test_a_plugin_that_registers_late_is_asked_about_a_pod_that_runs(world: World) -> None:
+    restricted = 'reserved: "0-0", topologyPolicy: restricted'
+    world.mount.show(worker=POOLS.replace('reserved: "0-0"', restricted))
+    (world.place.root / "cpuset/cpuset.mems").write_text("0-1\n")
+    migrates = {"nokia.k8s.io/memory-migrates": "true"}
+
+    def plugin(resource: str) -> Plugin:
+        made = Plugin(world, resource, with_topology_alignment=True)
+        made.answers("GetTopologyHints", ResourceHintsResponse())
+        return made
+
+    def nodes() -> str:
+        return (world.place.root / f"cpuset/{world.path('web')}/cpuset.mems").read_text().strip()
+
+    with agent(world) as process:
+        with plugin("cpu") as cpu:
+            cpu.gives = {"web": cpus("1-4")}
+            connected(world, process)
+            started(world, run(world, "web", migrates, cpu="2", memory="1Gi"))
+            right(world, ALL, web="1-4")
+        cpu.socket.unlink(missing_ok=True)
+
+        with plugin("memory") as memory:
+            full = Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "no memory is left")
+            memory.gives = {"web": full}
+            eventually(lambda: len(memory.allocated()) > 1, "the plugin is asked again")
+            assert "no memory is left" in world.await_event("UnexpectedAdmissionError", "web")
+            right(world, ALL, web="1-4")
+
+            memory.gives = {
+                "web": ResourceAllocationInfo(oci_property_name="CpusetMems", allocation_result="0")
+            }
+            eventually(lambda: nodes() == "0", nodes)
+            right(world, ALL, web="1-4")
 
 
 def guaranteed(world: World, name: str, cpu: str, **others: str) -> Pod:

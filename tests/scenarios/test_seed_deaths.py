@@ -183,10 +183,6 @@ class ThePlugins:
         found = None
         for step in OF_PLUGINS if pod.steps else ():
             dying_now = [play.dies(name, step, pod.name) for name in play.plugins]
-            if found is None:
-                # A pod that shares starts although a plugin has not registered yet.
-                for process in dying_now:
-                    registered(process)
             found = found or run(play.world, pod.name, dict(pod.annotations), **pod.requests)
             for process in dying_now:
                 gone(process)
@@ -248,11 +244,6 @@ def fated(daily: type[Fate]) -> pytest.MarkDecorator:
         for each in FATES
     ]
     return pytest.mark.parametrize("fate", params)
-
-
-def registered(process: Process) -> None:
-    """Wait until a plugin has registered."""
-    eventually(lambda: ": registered " in process.log, lambda: process.log)
 
 
 def gone(process: Process, trying: World | None = None) -> None:

@@ -40,6 +40,16 @@ pools:
   default: {cpus: "0-15"}
 cpuManager: {policy: dynamic, reserved: "0-1", maxNoticeSeconds: 3600}
 """
+MOVING = """
+pools:
+  default: {cpus: "0-15"}
+cpuManager:
+  policy: dynamic
+  reserved: "0-1"
+  topologyPolicy: single-numa-node
+  maxNoticeSeconds: 3600
+  compaction: {movesPerHour: 2, minimumAgeSeconds: 0}
+"""
 HERE = Path(__file__).parent
 INSIDE, OUTSIDE = "192.0.2.1", "192.0.2.2"
 RATE = 200
@@ -47,21 +57,25 @@ RATE = 200
 
 
 @contextmanager
-def resizing(folder: Path) -> Iterator[World]:
+def resizing(folder: Path, pools: str = POOLS) -> Iterator[World]:
     """Run a node whose runtime asks the agent for each resize."""
     home = RealCgroups(*hierarchy(HostRoot().cgroup), home="")
-    with living(folder, home, POOLS, HostRoot().sysfs, nri=True) as made:
+    with living(folder, home, pools, HostRoot().sysfs, nri=True) as made:
         eventually(lambda: made.node.plugged, "the runtime asks the agent")
         yield made
 
 
-def run(world: World, name: str, cpu: str, notice_s: int) -> PodUID:
-    """Start a pod with a container of its name; return the pod's UID."""
+def run(
+    world: World, name: str, cpu: str, notice_s: int, *, moves: str = "never", waits: bool = False
+) -> PodUID:
+    """Start a pod with a container of its name, unless it waits; return the pod's UID."""
     limits = {"cpu": cpu, "memory": "1Gi"}
     container = {"name": name, "resources": {"limits": limits, "requests": limits}}
-    metadata = {"name": name, "annotations": {"nokia.k8s.io/cpu-notice-seconds": str(notice_s)}}
+    words = {"nokia.k8s.io/cpu-notice-seconds": str(notice_s), "nokia.k8s.io/cpu-moves": moves}
+    metadata = {"name": name, "annotations": words, "creationTimestamp": "2026-01-01T00:00:00Z"}
     start(world, {"metadata": metadata, "spec": {"containers": [container]}})
-    served(world)
+    if not waits:
+        served(world)
     (uid,) = (pod.uid for pod in world.node.pods() if pod.name == name)
     return uid
 
@@ -133,6 +147,32 @@ def test_a_thread_that_follows_the_notice_keeps_its_cpu_and_ends_the_notice(fold
         told(cpus="2-4", assigned="2-4")
         assert os.sched_getaffinity(pid) == {4}
         figure(f"a notice that a thread has followed: {time.monotonic() - begun_s:.1f} s more")
+
+
+def test_a_pod_that_waits_starts_after_a_container_has_moved_to_another_node(folder: Path) -> None:
+    with resizing(folder, MOVING) as world:
+        run(world, "first", "2", notice_s=0)
+        second = run(world, "second", "4", notice_s=0)
+        run(world, "movable", "4", notice_s=3600, moves="any")
+        runs_on(world, first="2-3", second="4-7", movable="8-11")
+        file, pid = own_folder(world, "movable") / "cpus.json", pid_of(world, "movable")
+        os.sched_setaffinity(pid, {9})
+        world.node.delete_pod(second)
+
+        begun_s = time.monotonic()
+        run(world, "late", "8", notice_s=0, waits=True)
+        eventually(lambda: json.loads(file.read_text())["assigned"] == "4-7", file.read_text)
+        told_s = time.monotonic() - begun_s
+        # The old CPUs are in force while the notice lasts, and the thread follows to a new one.
+        assert os.sched_getaffinity(pid) == {9}
+        os.sched_setaffinity(pid, {5})
+        served(world)
+        runs_on(world, first="2-3", movable="5", late="8-15")
+        assert json.loads(file.read_text())["cpus"] == "4-7"
+        figure(
+            f"compaction: told after {told_s * 1000:.0f} ms; the pod that waits runs after"
+            f" {time.monotonic() - begun_s:.1f} s"
+        )
 
 
 @contextmanager

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from cpupool.core.topology import CPUTopology
+    from cpupool.simulate.cpu_manager import MoveRecord
     from cpupool.simulate.node import PlacementRecord, ResizeRecord
     from cpupool.simulate.simulation import SimulationResult, Summary
 
@@ -41,6 +42,16 @@ def to_json(result: SimulationResult) -> dict[str, Any]:
         "summary": asdict(result.summary),
         "series": [asdict(moment) for moment in result.series],
         "refusals": [asdict(refusal) for refusal in result.refusals],
+        "moves": [
+            {
+                "at_s": each.at_s,
+                "container": f"{each.ref.pod}/{each.ref.name}",
+                "before": str(each.before),
+                "after": str(each.after),
+                "why": each.why,
+            }
+            for each in result.moves
+        ],
         "resizes": [{**asdict(each), "outcome": each.outcome.value} for each in result.resizes],
         "containers": [_container_as_json(placement) for placement in result.placements],
     }
@@ -109,11 +120,16 @@ def show(
         under = f" under {policy}" if len(results) > 1 else ""
         refused = (each for each in result.resizes if each.why)
         _list([f"Resize refused{under} at {_resize(each)}" for each in refused], out)
+        _list([f"Move{under} at {_move(each)}" for each in result.moves], out)
     compared = (_summary_cells(policy, result) for policy, result in results.items())
     drawing.show(drawing.table(_TITLES, compared), out)
+    moves = any(result.moves for result in results.values())
     if chooses:
-        waits = (_waiting_cells(policy, result.summary) for policy, result in results.items())
-        drawing.show(drawing.table(_WAITING, waits), out)
+        waits = (
+            _waiting_cells(policy, result.summary, moves=moves)
+            for policy, result in results.items()
+        )
+        drawing.show(drawing.table((*_WAITING, *(["moves"] if moves else [])), waits), out)
     if any(result.resizes for result in results.values()):
         ends = (_resize_cells(policy, result.summary) for policy, result in results.items())
         drawing.show(drawing.table(_RESIZES, ends), out)
@@ -125,6 +141,12 @@ def _resize(resize: ResizeRecord) -> str:
     owns = f"; it owns {resize.owned} CPU{'s' * (resize.owned > 1)}" if resize.owned else ""
     what = f"request {had} becomes {wanted}{owns}"
     return f"{resize.at_s:g} s: {resize.container}: {what}: {resize.why}"
+
+
+def _move(move: MoveRecord) -> str:
+    """Describe a move: the container, its CPUs and the reason."""
+    name = f"{move.ref.pod}/{move.ref.name}"
+    return f"{move.at_s:g} s: {name} from CPUs {move.before} to {move.after}, {move.why}"
 
 
 def _list(lines: Sequence[str], out: TextIO) -> None:
@@ -172,10 +194,11 @@ def _summary_cells(policy: str, result: SimulationResult) -> tuple[str, ...]:
     )
 
 
-def _waiting_cells(policy: str, found: Summary) -> tuple[str, ...]:
+def _waiting_cells(policy: str, found: Summary, *, moves: bool) -> tuple[str, ...]:
     held = f"{found.waited} ({found.waited / (found.admitted or 1):.0%})"
     mean = f"{found.waited_s:,.0f} s" if found.waited else "-"
-    return policy, held, mean, str(found.waiting_at_end)
+    moved = [str(found.moves)] if moves else []
+    return policy, held, mean, str(found.waiting_at_end), *moved
 
 
 def _resize_cells(policy: str, found: Summary) -> tuple[str, ...]:

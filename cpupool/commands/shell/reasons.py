@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 SIMULATION_SCHEMA: Final = "cpupool-simulation/1"
 """The schema of the file that `cpupool simulate --json` writes and `cpupool explain` reads."""
 _WAYS: Final = {
-    Writer.NRI: "NRI: the container runtime does, before their first instruction",
-    Writer.CRI: "CRI: the container runtime does, when cpupool has seen them",
-    Writer.CGROUP: "the cgroup: cpupool writes it when it has seen them",
+    Writer.NRI: ("the container runtime", "NRI", "before their first instruction"),
+    Writer.CRI: ("the container runtime", "CRI", "when cpupool has seen them"),
+    Writer.CGROUP: ("cpupool", "the cgroup", "when it has seen them"),
 }
 _IN_POD: Final = {
     QoSClass.GUARANTEED.value: " in a Guaranteed pod",
@@ -108,19 +108,20 @@ def in_simulation(container: Fields) -> Explanation:
 
 
 def in_progress(status: NodeStatus) -> Iterator[str]:
-    """Yield a sentence for each resize that is not complete."""
+    """Yield a sentence for each resize or move that is not complete."""
     for container in status.containers:
         if leaving := _leaving(container):
             yield f"{container.name}: {leaving}."
 
 
 def _leaving(container: ContainerStatus) -> str:
-    """Describe which CPUs a resize takes from a container, and when; empty for none."""
+    """Describe which CPUs a resize or a move takes from a container, and when; empty for none."""
     changes = container.changes
     if changes is None or not changes.leaving:
         return ""
     has, leaving = container.exclusive, changes.leaving
-    what = f"a resize changes its CPUs from {has | leaving} to {has - leaving};"
+    change = "a move" if changes.resizes and changes.resizes[-1].moved else "a resize"
+    what = f"{change} changes its CPUs from {has | leaving} to {has - leaving};"
     one = len(leaving) == 1
     leave, them = (f"CPU {leaving} leaves", "it") if one else (f"CPUs {leaving} leave", "them")
     if changes.notice_over:
@@ -137,11 +138,11 @@ def _shown(unix_s: float) -> str:
 
 
 def _resizes(container: ContainerStatus) -> Iterator[Step]:
-    """Explain how resizes have changed the container's own CPUs, and what is not complete."""
+    """Explain how resizes and moves have changed the own CPUs, and what is not complete."""
     changes = container.changes
     for each in changes.resizes if changes else ():
         when = "without the agent" if each.unix_s is None else _shown(each.unix_s)
-        yield Step("resize", f"{when}: {each.what}", each.after)
+        yield Step(each.rule, f"{when}: {each.what}", each.after)
 
 
 def _on_node(status: NodeStatus, container: ContainerStatus) -> Iterator[Step]:
@@ -165,7 +166,8 @@ def _on_node(status: NodeStatus, container: ContainerStatus) -> Iterator[Step]:
     yield from _answered(status, container)
     yield from _placed(status, container)
     if container.placement is not Placement.KUBELET:
-        text = f"containers that start now are set by {_WAYS[status.enforcement]}"
+        who, way, when = _WAYS[status.enforcement]
+        text = f"{who} sets the CPUs of containers that start now ({way}), {when}"
         yield Step("enforcement", text, container.wanted)
     yield _found(container)
 
@@ -316,7 +318,7 @@ def _added_and_lost(
     granted = share.given | share.siblings
     if share.siblings:
         yield Step(
-            "multiThreaded", f"the siblings on its cores come along, CPUs {share.siblings}", granted
+            "multiThreaded", f"the siblings on its cores are added, CPUs {share.siblings}", granted
         )
     if gone := share.given - (pool.offered if pool else CPUSet()):
         why = f"CPUs {gone} are the pool's to give no more: the pod keeps them until it ends"

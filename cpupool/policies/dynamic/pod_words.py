@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cpupool.core.cpu_manager import DYNAMIC, MAX_NOTICE, USUAL_NOTICE_S, notice_seconds
-from cpupool.core.errors import Problem, Severity
+from cpupool.core.errors import Problem
 from cpupool.core.names import MOVES, NOTICE
 from cpupool.core.suggestions import hint
 from cpupool.core.visible import shown
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from cpupool.core.names import Names
 
 _MOVES: Final = {moves.value: moves for moves in CPUMoves}
-_WITHOUT_EFFECT: Final = _MOVES.keys() - {CPUMoves.NEVER.value, CPUMoves.ANY.value}
 
 
 class PodWords(NamedTuple):
@@ -40,7 +39,7 @@ def of_pod(annotations: Mapping[str, str], names: Names) -> PodWords:
 def problems(
     annotations: Mapping[str, str], names: Names, max_notice_s: int | None
 ) -> Iterator[Problem]:
-    """Find a word that no node can follow, and one that has no effect yet.
+    """Find a word that no node can follow.
 
     Args:
         annotations: the pod's.
@@ -66,7 +65,3 @@ def problems(
     word, path = annotations.get(names.moves), f"metadata.annotations[{names.moves}]"
     if word is not None and word not in _MOVES:
         yield Problem(f"unknown value {shown(word)}", hint(word, _MOVES), path=path)
-    elif word in _WITHOUT_EFFECT:
-        what = f"{word} has the same effect as {CPUMoves.NEVER.value} in this version"
-        remedy = "write any, if the application can leave the CPUs with which it began"
-        yield Problem(what, remedy, Severity.WARNING, path)

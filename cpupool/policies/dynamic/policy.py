@@ -1,4 +1,4 @@
-"""The policy `dynamic`: `static` with in-place resizes that change the CPUs of a container.
+"""The policy `dynamic`: `static` with resizes and moves that change the CPUs of a container.
 
 A container keeps its baseline: the CPUs with which it began. An application may have pinned threads
 there at its start (KEP-5554, which the kubelet does not have yet).
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from cpupool.core.cpu_manager import MAX_NOTICE
+from cpupool.core.cpu_manager import COMPACTION, MAX_NOTICE
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import NotEnoughCPUs
 from cpupool.policies.base import Choice, Operation, other_request
@@ -34,7 +34,7 @@ _NEAREST: Final = (Level.CORE, Level.UNCORE, Level.NODE, Level.SOCKET)
 class DynamicPolicy(StaticPolicy):
     """The policy on one machine."""
 
-    settings: ClassVar[frozenset[str]] = StaticPolicy.settings | {MAX_NOTICE}
+    settings: ClassVar[frozenset[str]] = StaticPolicy.settings | {MAX_NOTICE, COMPACTION}
     resizes: ClassVar[bool] = True
 
     @classmethod
@@ -45,7 +45,7 @@ class DynamicPolicy(StaticPolicy):
         names: Names,
         max_notice_s: int | None,
     ) -> Iterator[Problem]:
-        """Find words about changes of CPUs that no node can follow, or that have no effect yet."""
+        """Find words about changes of CPUs that no node can follow."""
         return pod_words.problems(annotations, names, max_notice_s)
 
     def hints(self, request: ChoiceRequest) -> ResourceHints:

@@ -46,6 +46,7 @@ POD = f"kubepods.slice/kubepods-pod{UID.replace('-', '_')}.slice"
 ID = "ab" * 32
 CONTAINER = f"{POD}/cri-containerd-{ID}.scope"
 LOOPS = (
+    "compactor",
     "configurator",
     "cpusetter",
     "device manager",

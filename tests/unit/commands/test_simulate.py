@@ -271,6 +271,92 @@ def test_resizes_are_listed_and_counted_where_there_are_some(
     assert "resizes served" not in capsys.readouterr().out
 
 
+ALIGNED = """\
+cpuManager: {policy: dynamic, reserved: "0,8,16,24", topologyPolicy: single-numa-node}
+"""
+MOVING = """\
+{"at_s": 0, "pod": "ns/a", "containers": [{"name": "c", "cpu": 6}]}
+{"at_s": 0, "pod": "ns/b", "containers": [{"name": "c", "cpu": 8}]}
+{"at_s": 0, "pod": "ns/d", "containers": [{"name": "c", "cpu": 4}], "annotations": SAID}
+{"at_s": 1, "pod": "ns/b", "ends": true}
+{"at_s": 2, "pod": "ns/late", "containers": [{"name": "c", "cpu": 12}]}
+{"at_s": 2000, "pod": "ns/small", "containers": [{"name": "c", "cpu": 1}]}
+"""
+SAID = '{"cpu-moves": "any"}'
+
+
+def test_compaction_is_shown_before_anybody_is_moved(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    MACHINES["telco_2s_2n_16c32t"].write(tmp_path)
+    given = ["--pools", written(tmp_path, ALIGNED, "pools.yaml"), "--topology", str(tmp_path)]
+    arguments = ["simulate", *given, "--policy", "static", "--trace"]
+    arguments += [written(tmp_path, MOVING.replace("SAID", SAID))]
+    why = "so that pod ns/late can have its CPUs"
+
+    arguments.insert(arguments.index("static"), "dynamic")
+    assert cli.main([*arguments, "--compact"]) == 0
+    shown = capsys.readouterr().out
+    move = f"600 s: ns/d/c from CPUs 9-10,25-26 to 4-5,20-21, {why}\n"
+    assert f"Move under dynamic at {move}" in shown
+    rows = [line.split() for line in shown.splitlines()[-2:]]
+    assert rows == [
+        ["dynamic", "1", "(20%)", "608", "s", "0", "1"],
+        ["static", "1", "(20%)", "1,998", "s", "1", "0"],
+    ]
+
+    assert cli.main([*arguments, "--compact", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)["policies"]
+    assert (document["static"]["moves"], document["dynamic"]["summary"]["moves"]) == ([], 1)
+    assert document["dynamic"]["moves"] == [
+        {
+            "at_s": 600,
+            "container": "ns/d/c",
+            "before": "9-10,25-26",
+            "after": "4-5,20-21",
+            "why": why,
+        }
+    ]
+
+    # Without the option, as without the word of a pod, nobody moves.
+    assert cli.main(arguments) == 0
+    assert "moves" not in capsys.readouterr().out
+    arguments[-1] = written(tmp_path, MOVING.replace("SAID", "{}"))
+    assert cli.main([*arguments, "--compact"]) == 0
+    assert "moves" not in capsys.readouterr().out
+    assert cli.main([*arguments, "--compact", "any"]) == 0
+    assert move in capsys.readouterr().out
+
+
+def test_pods_that_come_at_one_time_may_all_move(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    MACHINES["telco_2s_2n_16c32t"].write(tmp_path)
+
+    def pod(name: str, cpu: int) -> str:
+        resources = {"limits": {"cpu": str(cpu), "memory": "1Gi"}}
+        return json.dumps(
+            {
+                "kind": "Pod",
+                "metadata": {
+                    "name": name,
+                    "namespace": "ns",
+                    "annotations": {"nokia.k8s.io/cpu-moves": "any"},
+                },
+                "spec": {"containers": [{"name": "c", "resources": resources}]},
+            }
+        )
+
+    pods = "\n---\n".join([pod("a", 7), pod("b", 9), pod("c", 5), pod("late", 7)])
+    pools = written(tmp_path, ALIGNED, "pools.yaml")
+    arguments = ["simulate", "--topology", str(tmp_path), "--pools", pools]
+    arguments += ["--pods", written(tmp_path, pods, "pods.yaml")]
+    assert cli.main(arguments) == 1
+    assert cli.main([*arguments, "--compact"]) == 0
+    shown = capsys.readouterr().out
+    assert "Move under" in shown or "Move at 0 s" in shown
+
+
 def test_manifests_that_wait_for_cpus_do_not_fit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

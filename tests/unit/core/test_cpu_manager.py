@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from cpupool.core.cpu_manager import (
+    Compaction,
     CPUManager,
     Eligible,
     Misfit,
@@ -53,6 +54,7 @@ def test_an_edit_is_described_by_the_settings_that_differ() -> None:
         max_notice_s=5,
         eligible=Eligible.CONTAINER,
         system_pods=SYSTEM,
+        compaction=Compaction(2, 30),
     )
     assert list(STATIC.changes(later)) == [
         "cpuManager.policy from static to koordinator",
@@ -63,6 +65,7 @@ def test_an_edit_is_described_by_the_settings_that_differ() -> None:
         "cpuManager.maxNoticeSeconds from 10 to 5",
         "cpuManager.eligible from pod to container",
         "cpuManager.systemPods from off to CPUs 2-3 for kube-system, monitoring",
+        "cpuManager.compaction from off to 2 moves an hour, of CPUs 30 s old",
     ]
     assert list(later.changes(later)) == []
 

@@ -90,6 +90,17 @@ def test_a_container_that_grows_keeps_its_baseline() -> None:
         Grants().adding([grant(DB, main="4"), grant(WEB, main="2")]).replacing(web)
 
 
+def test_a_container_that_moves_has_its_old_and_its_new_cpus_and_another_baseline() -> None:
+    web = grant(WEB, main="2-3").changing("main", CPUSet.parse("2-5"), 7)
+    moved = web.moving("main", CPUSet.parse("6-9"), CPUSet.parse("6-7"), 9, "so that it fits")
+    assert (str(moved.part("main")), str(moved.in_force("main"))) == ("6-9", "2-9")
+    assert str(moved.baseline("main")) == "6-7"
+    assert str(moved.narrowed("main").settled("main", CPUSet.parse("6-9")).cpus) == "6-9"
+    resize, move = moved.resizes["main"]
+    assert (resize.rule, move.rule, move.unix_s) == ("resize", "compaction", 9)
+    assert move.what == "it moved from CPUs 2-5 to 6-9, so that it fits"
+
+
 def test_the_last_eight_resizes_are_remembered() -> None:
     web = grant(WEB, main="0")
     for number in range(10):

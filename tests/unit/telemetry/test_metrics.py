@@ -129,6 +129,7 @@ def test_a_switch_goes_both_ways(metrics: Metrics) -> None:
 
 def test_the_cpu_manager_s_series_have_the_kubelet_s_names(metrics: Metrics) -> None:
     for _ in range(2):
+        metrics.cpu_manager.moved()
         metrics.cpu_manager.used(free=6, owned=3, by_node={0: 2, 1: 1})
         metrics.cpu_manager.decided(
             given=2, refused=1, aligned={"uncore_cache": 1}, misaligned={"numa_node": 1}
@@ -141,6 +142,7 @@ def test_the_cpu_manager_s_series_have_the_kubelet_s_names(metrics: Metrics) -> 
         ("cpupool_cpu_manager_choices_unrecorded", ()): 0,
         ("cpupool_cpu_manager_pinning_requests_total", ()): 6,
         ("cpupool_cpu_manager_pinning_errors_total", ()): 2,
+        ("cpupool_cpu_manager_moves_total", ()): 2,
         ("cpupool_cpu_manager_shared_pool_size_millicores", ()): 6000,
         ("cpupool_cpu_manager_exclusive_cpu_allocation_count", ()): 3,
         ("cpupool_cpu_manager_allocation_per_numa", ("0",)): 2,

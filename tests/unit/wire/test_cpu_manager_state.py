@@ -185,6 +185,12 @@ CHANGED = State(
     boot_id="b",
     changes={"pod": {"main": RecordedChange(CPUSet.of(4), THIRD, (PastResize(FIRST, SECOND, 5),))}},
 )
+MOVE = PastResize(FIRST, SECOND, 5, "so that pod ns/late can have its CPUs")
+MOVED = replace(
+    CHANGED,
+    changes={"pod": {"main": RecordedChange(SECOND, FIRST, (MOVE,))}},
+    moved_unix_s=(3, 5),
+)
 
 
 def test_how_cpus_have_changed_is_read_as_it_was_written() -> None:
@@ -194,6 +200,23 @@ def test_how_cpus_have_changed_is_read_as_it_was_written() -> None:
     del without["changes"]["pod"]["main"]["resizes"]
     (change,) = cpu_manager_state.parse(json.dumps(without).encode()).changes["pod"].values()
     assert change == RecordedChange(CPUSet.of(4), THIRD)
+
+
+def test_moves_are_read_as_they_were_written_and_a_record_without_them_is_as_before() -> None:
+    written = cpu_manager_state.encode(MOVED)
+    assert cpu_manager_state.parse(written) == MOVED
+    without = json.loads(cpu_manager_state.encode(CHANGED))
+    assert "movedUnixSeconds" not in without
+    assert without["changes"]["pod"]["main"]["resizes"] == [
+        {"before": "1-3", "after": "4-6", "unixSeconds": 5}
+    ]
+
+
+@pytest.mark.parametrize("damaged", [b"[-3,5]", b"7", b'["3",5]', b"[3,253402300800]"])
+def test_a_time_of_a_move_that_cannot_be_is_refused(damaged: bytes) -> None:
+    written = cpu_manager_state.encode(MOVED)
+    with pytest.raises(RemoteProtocolError, match="movedUnixSeconds"):
+        cpu_manager_state.parse(written.replace(b"[3,5]", damaged))
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,10 @@ from cpupool.core.orchestration import BindPolicy, Orchestration, QoS
 from cpupool.core.pool_policy import NUMAPolicy, PoolPolicy
 from cpupool.core.pools import MixedCPUs, NodePools, Pool, PoolKind
 from cpupool.core.withheld import Withheld
-from cpupool.core.workloads import ContainerKind, ContainerRef, QoSClass
+from cpupool.core.workloads import ContainerKind, ContainerRef, CPUMoves, QoSClass
 from cpupool.manager.manager import Manager
 from cpupool.manager.report import describe
+from tests import moving
 from tests.builders import container, given, pod
 from tests.machines import MACHINES
 from tests.policies import LowestCPUs, TellingCPUs
@@ -111,7 +112,7 @@ def test_what_is_chosen_without_certainty_says_so(
     assert "search: the best of the sets that were looked at" in capsys.readouterr().out
 
 
-def test_siblings_come_along_and_what_is_offline_is_left_out(
+def test_siblings_are_added_and_what_is_offline_is_left_out(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     node = Node()
@@ -120,7 +121,7 @@ def test_siblings_come_along_and_what_is_offline_is_left_out(
 
     assert explain(file, node.status(web="6"), "default/web/main") == 0
     lines = steps(capsys.readouterr().out)
-    assert "multiThreaded: the siblings on its cores come along, CPUs 7 => 6-7" in lines
+    assert "multiThreaded: the siblings on its cores are added, CPUs 7 => 6-7" in lines
     assert "offline: CPUs 7 are offline: it runs there again when they are back => 6" in lines
 
 
@@ -287,6 +288,30 @@ def test_resizes_are_told_with_their_times_and_the_cpus_that_leave(
     node.manager.settle({ref: CPUSet.parse("2-4")})
     assert explain(file, node.status(web="2-4"), "web") == 0
     assert "leaving" not in capsys.readouterr().out
+
+
+def test_a_move_is_told_with_its_reason_and_the_cpus_that_leave(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node = moving.Node(tmp_path)
+    node.run("a", 6)
+    node.run("gone", 8)
+    node.run("b", 4, CPUMoves.ANY)
+    node.settle()
+    node.end("gone")
+    node.run("late", 12)
+    node.until(moving.AGE_S)
+    status = describe(*node.manager.snapshot(), node.found(), "", Writer.NRI)
+    assert explain(file, status, "b") == 0
+    shown = steps(capsys.readouterr().out)
+    assert (
+        "compaction: 2026-11-18T11:16:40Z: it moved from CPUs 9-10,25-26 to 4-5,20-21, so that pod"
+        " default/late can have its CPUs => 4-5,20-21"
+    ) in shown
+    assert (
+        "leaving: a move changes its CPUs from 4-5,9-10,20-21,25-26 to 4-5,20-21; CPUs 9-10,25-26"
+        " leave when its notice ends => 4-5,20-21"
+    ) in shown
 
 
 def test_cpus_of_a_koordinator_pod_with_the_wishes_that_they_do_not_keep(

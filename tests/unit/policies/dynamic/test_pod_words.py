@@ -96,14 +96,10 @@ def test_without_a_pool_file_that_says_the_longest_notice_a_denial_names_the_def
 
 
 @pytest.mark.parametrize("word", ["never", "same-l3", "same-numa", "any"])
-def test_a_word_without_an_effect_of_its_own_has_a_warning(word: str) -> None:
+def test_a_known_word_has_no_warning(word: str) -> None:
     decision = admit(saying({MOVES: word}), Rules())
     assert isinstance(decision, Admitted)
-    warning = (
-        f"metadata.annotations[{MOVES}]: {word} has the same effect as never in this version; write"
-        " any, if the application can leave the CPUs with which it began"
-    )
-    assert decision.warnings == ((warning,) if word.startswith("same") else ())
+    assert decision.warnings == ()
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ def test_a_pool_file_can_choose_it() -> None:
     policy, static = made(POOLS, MACHINE), StaticPolicy.of_pools(POOLS, MACHINE)
     assert isinstance(policy, DynamicPolicy)
     assert policy.floor() == static.floor()
-    assert DynamicPolicy.settings - StaticPolicy.settings == {"maxNoticeSeconds"}
+    assert DynamicPolicy.settings - StaticPolicy.settings == {"maxNoticeSeconds", "compaction"}
 
 
 def test_its_containers_alone_get_other_cpus_at_a_resize() -> None:

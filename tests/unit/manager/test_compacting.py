@@ -1,0 +1,219 @@
+"""Which containers may move, when, and what a move leaves as it is.
+
+The machine is that of `tests/moving.py`; a pod of 12 CPUs waits, and fits if one container moves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cpupool.core.cpu_manager import Compaction, Misfit, StaticOptions
+from cpupool.core.cpuset import CPUSet
+from cpupool.core.workloads import ContainerRef, CPUMoves
+from cpupool.manager import compacting
+from tests.machines import Machine
+from tests.moving import AGE_S, BEGUN_S, MOVING, NOTICE_S, Node
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from cpupool.core.cpu_manager import CPUManager
+    from cpupool.manager.compacting import PlannedMove
+
+REF = ContainerRef("d-uid", "d")
+
+
+def waiting(
+    folder: Path,
+    moves: CPUMoves = CPUMoves.ANY,
+    *,
+    settings: CPUManager = MOVING,
+    notice_s: int | None = None,
+    near: frozenset[int] = frozenset(),
+    balanced: bool = True,
+) -> Node:
+    """Make a node on which `late` waits until `d` leaves its NUMA node."""
+    node = Node(folder, settings)
+    node.run("a", 6)
+    node.run("b", 8)
+    node.settle()
+    node.run("d", 4, moves, notice_s=notice_s, near=near, balanced=balanced)
+    node.settle()
+    node.end("b")
+    node.run("late", 12)
+    node.settle()
+    assert (node.cpus("a"), node.cpus("d"), node.cpus("late")) == (
+        "1-3,17-19",
+        "9-10,25-26",
+        "",
+    )
+    return node
+
+
+def planned(node: Node, at_s: float) -> list[tuple[str, str, str]]:
+    """Give what would move at a time."""
+    facts, resolution = node.manager.snapshot()
+    found = compacting.outlook(facts, resolution.view, BEGUN_S + at_s, released=False)
+    return [(each.move.ref.name, str(each.move.after), each.why) for each in found.moves]
+
+
+def the_move(node: Node) -> PlannedMove:
+    facts, resolution = node.manager.snapshot()
+    (move,) = compacting.outlook(facts, resolution.view, BEGUN_S + AGE_S, released=False).moves
+    return move
+
+
+def test_a_container_moves_so_that_a_pod_fits_once_it_has_its_cpus_long_enough(
+    folder: Path,
+) -> None:
+    node = waiting(folder)
+    assert planned(node, AGE_S - 1) == []
+    assert planned(node, AGE_S) == [
+        ("d", "4-5,20-21", "so that pod default/late can have its CPUs")
+    ]
+    facts, resolution = node.manager.snapshot()
+    found = compacting.outlook(facts, resolution.view, BEGUN_S + 1, released=False)
+    assert found.again_unix_s == BEGUN_S + AGE_S
+
+
+@pytest.mark.parametrize("word", [CPUMoves.NEVER, CPUMoves.SAME_L3, CPUMoves.SAME_NUMA])
+def test_a_container_moves_no_further_than_its_pod_says(folder: Path, word: CPUMoves) -> None:
+    assert planned(waiting(folder, word), AGE_S) == []
+
+
+def test_a_container_does_not_leave_the_numa_nodes_of_its_devices(folder: Path) -> None:
+    node = waiting(folder, near=frozenset({1}))
+    assert planned(node, AGE_S) == []
+
+
+def test_a_container_stays_on_its_nodes_until_the_kubelet_has_named_its_devices(
+    folder: Path,
+) -> None:
+    node = waiting(folder)
+    del node.device_nodes["d-uid"]
+    node.kill()
+    facts, resolution = node.manager.snapshot()
+    assert planned(node, AGE_S) == []
+    assert compacting.unnamed(facts, resolution.view) == {"d-uid"}
+    node.manager.observe(device_nodes={"d-uid": {}})
+    assert planned(node, AGE_S) != []
+    facts, resolution = node.manager.snapshot()
+    assert compacting.unnamed(facts, resolution.view) == frozenset()
+
+
+def test_a_container_without_load_balancing_moves_only_with_the_word_any(folder: Path) -> None:
+    assert planned(waiting(folder, balanced=False), AGE_S) != []
+    near = waiting(folder / "2", CPUMoves.SAME_NUMA, balanced=False)
+    near.end("late")
+    near.end("a")
+    facts, resolution = near.manager.snapshot()
+    assert compacting.outlook(facts, resolution.view, BEGUN_S + AGE_S, released=True).moves == ()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param(replace(MOVING, compaction=None), id="off"),
+        pytest.param(replace(MOVING, policy="static"), id="static"),
+        pytest.param(replace(MOVING, on_misfit=Misfit.FAIL), id="such pods fail"),
+        pytest.param(replace(MOVING, compaction=Compaction(0, AGE_S)), id="no budget"),
+        pytest.param(
+            replace(MOVING, options=StaticOptions(distribute_cpus_across_cores=True)), id="spread"
+        ),
+    ],
+)
+def test_nobody_moves_where_the_admin_wants_none(folder: Path, settings: CPUManager) -> None:
+    node = Node(folder, settings)
+    node.run("d", 4, CPUMoves.ANY)
+    node.run("late", 26)
+    node.settle()
+    assert planned(node, AGE_S) == []
+
+
+def test_while_a_container_leaves_cpus_no_other_moves(folder: Path) -> None:
+    node = waiting(folder)
+    move = the_move(node)
+    assert node.manager.move(move, int(BEGUN_S + AGE_S))
+    assert planned(node, AGE_S + 1) == []
+    before = node.manager.snapshot()
+    assert not node.manager.move(move, int(BEGUN_S + AGE_S))
+    assert node.manager.snapshot() is before
+
+
+def test_a_plan_for_a_node_that_has_changed_changes_nothing(folder: Path) -> None:
+    node = waiting(folder)
+    move = the_move(node)
+    node.run("small", 2)
+    before = node.manager.snapshot()
+    taken = before.resolution.grants.chosen["small-uid"].cpus
+    assert not taken.isdisjoint(move.move.after)
+    assert not node.manager.move(move, int(BEGUN_S + AGE_S))
+    assert node.manager.snapshot() is before
+
+
+def test_the_baseline_moves_with_the_container(folder: Path) -> None:
+    node = waiting(folder)
+    node.manager.resize(REF, 6)
+    node.settle()
+    own = node.own_cpus()[REF]
+    assert (str(own.assigned), str(own.baseline)) == ("9-11,25-27", "9-10,25-26")
+    node.until(AGE_S + NOTICE_S + 1)
+    own = node.own_cpus()[REF]
+    assert (str(own.assigned), str(own.baseline)) == ("4-6,20-22", "4-5,20-21")
+    # As before the move, a resize takes the others first.
+    node.manager.resize(REF, 4)
+    assert str(node.own_cpus()[REF].assigned) == "4-5,20-21"
+
+
+def test_a_container_without_a_notice_leaves_at_once(folder: Path) -> None:
+    node = waiting(folder, notice_s=0)
+    assert node.manager.move(the_move(node), int(BEGUN_S + AGE_S))
+    own = node.own_cpus()[REF]
+    assert (str(own.assigned), str(own.in_force)) == ("4-5,20-21", "4-5,20-21")
+    owned = node.manager.snapshot().resolution.grants.cpus
+    assert owned >= CPUSet.parse("9-10,25-26"), "they are its own until it has left them"
+    node.settle()
+    assert node.cpus("late") == "9-14,25-30"
+
+
+def test_moves_of_an_hour_are_counted_also_over_a_restart_and_after_the_pod_has_ended(
+    folder: Path,
+) -> None:
+    node = waiting(folder, settings=replace(MOVING, compaction=Compaction(1, AGE_S)))
+    node.until(AGE_S + 2 * NOTICE_S)
+    assert (node.begun, node.cpus("d")) == (1, "4-5,20-21")
+    for name in ("late", "d", "a"):
+        node.end(name)
+    node.kill()
+    assert node.manager.snapshot().facts.moved_unix_s == (int(BEGUN_S + AGE_S),)
+
+
+@pytest.mark.parametrize(("budget", "begun"), [(1, 1), (2, 1), (4, 2)])
+def test_moves_after_a_release_leave_half_of_the_hour_to_pods_that_wait(
+    folder: Path, budget: int, begun: int
+) -> None:
+    # Cores 0 to 3 and 4 to 7 have an L3 cache each, on one NUMA node.
+    topology = Machine(sockets=2, l3=2, cores=4, threads=2).topology()
+    node = Node(folder, replace(MOVING, compaction=Compaction(budget, 0)), topology)
+    for name in "abcdefg":
+        node.run(name, 2, CPUMoves.SAME_NUMA)
+    node.settle()
+    for name in "bdfc":
+        node.end(name)
+        node.until(node.now_s + 3 * NOTICE_S)
+    assert node.begun == begun
+    told = {message.partition(", so ")[2] for _, reason, message in node.heard.pods}
+    assert {each.partition(";")[0] for each in told} == {"that the free CPUs lie closer together"}
+
+
+def test_a_container_whose_cpus_an_init_container_had_stays(folder: Path) -> None:
+    node = waiting(folder)
+    facts, resolution = node.manager.snapshot()
+    grant = resolution.view.chosen["d-uid"]
+    shared = replace(grant, parts={**grant.parts, "init": grant.parts["d"]})
+    view = replace(resolution.view, grants=resolution.grants.replacing(shared))
+    found = compacting.outlook(facts, view, BEGUN_S + AGE_S, released=True)
+    assert found.moves == ()
