@@ -217,3 +217,12 @@ def test_a_container_whose_cpus_an_init_container_had_stays(folder: Path) -> Non
     view = replace(resolution.view, grants=resolution.grants.replacing(shared))
     found = compacting.outlook(facts, view, BEGUN_S + AGE_S, released=True)
     assert found.moves == ()
+
+
+def test_a_part_of_a_bubble_stays(folder: Path) -> None:
+    node = waiting(folder)
+    facts, resolution = node.manager.snapshot()
+    bubble = replace(resolution.view.chosen["d-uid"], bubble=True)
+    view = replace(resolution.view, grants=resolution.grants.replacing(bubble))
+    found = compacting.outlook(facts, view, BEGUN_S + AGE_S, released=False)
+    assert found.moves == ()
