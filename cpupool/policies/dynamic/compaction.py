@@ -264,7 +264,7 @@ def _continued(arrangement: Arrangement, known: dict[_Room, int]) -> Iterator[_T
     for ref, movable in arrangement.movable.items():
         has = movable.cpus
         before, seen = shape(layout, has), {has}
-        for cpus in _targets(arrangement, movable):
+        for cpus in _targets(arrangement, movable, before):
             if cpus in seen:
                 continue
             seen.add(cpus)
@@ -275,20 +275,37 @@ def _continued(arrangement: Arrangement, known: dict[_Room, int]) -> Iterator[_T
                 yield _Trial(after, after.score(known))
 
 
-def _targets(arrangement: Arrangement, movable: Movable) -> Iterator[CPUSet]:
-    """Yield the CPUs that a container could have instead, in each group that has enough."""
+def _targets(arrangement: Arrangement, movable: Movable, before: Shape) -> Iterator[CPUSet]:
+    """Yield the CPUs that a container could have instead, in each group that has enough.
+
+    Args:
+        arrangement: the node.
+        movable: the container.
+        before: how far it is spread: in larger groups it would be spread further.
+    """
     layout, has = arrangement.layout, movable.cpus
     room = (arrangement.free | has) & movable.reach
     if arrangement.options.full_pcpus_only:
         room = layout.whole_cores(room)
     whole = layout.whole_cores(has)
-    groups = (*layout.groups[Level.UNCORE].values(), *layout.groups[Level.NODE].values(), room)
-    for group in groups:
-        there = room & group
-        for kept, others in ((whole & there, there), (CPUSet(), there), (CPUSet(), there - has)):
-            more = len(has) - len(kept)
-            if more <= len(others - kept):
-                yield kept | take(layout, arrangement.options, others - kept, more).cpus
+    groups = list(layout.groups[Level.UNCORE].values())
+    if before.caches > 1:
+        groups += layout.groups[Level.NODE].values()
+    if before.nodes > 1:
+        groups.append(room)
+    for there in (room & group for group in groups):
+        if len(there) < len(has):
+            continue
+        kept = whole & there
+        yield kept | _taken(arrangement, there - kept, len(has) - len(kept))
+        if kept:
+            yield _taken(arrangement, there, len(has))
+        if not has.isdisjoint(there) and len(there - has) >= len(has):
+            yield _taken(arrangement, there - has, len(has))
+
+
+def _taken(arrangement: Arrangement, free: CPUSet, count: int) -> CPUSet:
+    return take(arrangement.layout, arrangement.options, free, count).cpus
 
 
 def _gain(before: Score, after: Score) -> Gain:
