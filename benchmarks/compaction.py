@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from cpupool.simulate.simulation import SimulationResult
     from cpupool.simulate.workload import Event
 
-PODS: Final = 2000
+PODS: Final = 1000
 LOAD: Final = 0.9
-MACHINE: Final = MACHINES["epyc_like"].topology()
+MACHINE: Final = MACHINES["telco_2s_2n_16c32t"].topology()
 POOLS: Final = NodePools.of(
     cpu_manager=CPUManager(
         DYNAMIC,
-        CPUSet.parse("0-1,32-33"),
+        CPUSet.parse("0,8,16,24"),
         topology_policy=TopologyPolicy.SINGLE_NUMA_NODE,
         compaction=Compaction(),
     )

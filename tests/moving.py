@@ -150,7 +150,7 @@ class Node:
         self.pods[name] = self.sandboxes[name] = pod
         self.device_nodes[pod.cgroup_uid] = {name: frozenset({frozenset({near})} if near else ())}
         self._observe()
-        self._try()
+        self.try_again()
 
     def end(self, name: str) -> None:
         """Let a pod end."""
@@ -164,7 +164,7 @@ class Node:
         """Let time pass, and the roles do what is due."""
         while True:
             self.settle()
-            due_s = self.now_s + min(self.keeper.step(), self.compactor.step())
+            due_s = self.now_s + min(self.keeper.step(), self.look())
             if due_s > at_s:
                 break
             self.now_s = max(due_s, self.now_s + 0.01)
@@ -176,10 +176,14 @@ class Node:
         before = None
         while before != (now := (dict(self.kernel), self.manager.snapshot().resolution.grants)):
             before = now
-            self._try()
-            self.compactor.step()
+            self.try_again()
+            self.look()
             self.sweep()
             self.keeper.step()
+
+    def look(self) -> float:
+        """Let the compactor look; return the seconds to its next look."""
+        return self.compactor.step()
 
     def sweep(self) -> None:
         """Let the kernel move each container onto its CPUs, and the agent read them back."""
@@ -219,7 +223,7 @@ class Node:
     def _count(self) -> None:
         self.begun += 1
 
-    def _try(self) -> None:
+    def try_again(self) -> None:
         """Let the kubelet create the containers of the pods that have their CPUs."""
         chosen = self.manager.snapshot().resolution.view.chosen
         for name in [name for name, pod in self.sandboxes.items() if pod.cgroup_uid in chosen]:

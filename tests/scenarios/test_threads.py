@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 SERVING = "device plugins"
 LOOPS = {
+    "compactor",
     "configurator",
     "cpusetter",
     "device manager",

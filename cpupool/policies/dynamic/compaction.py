@@ -1,14 +1,15 @@
 """Compaction: which running containers move, so that a pod fits or CPUs lie closer together.
 
-The plan has at most two moves. It must make the node better by `Score`, and no move of it makes the
-node worse: then it does no harm if it ends after the first move. A moved container is never worse
-off itself: it has no more NUMA nodes, L3 caches or parts of cores than before.
+The plan has at most two moves. It must make the node better by `Score`. The first of two moves may
+scatter free CPUs, if a pod fits after the second. It makes nothing else worse, so it does little
+harm if the plan ends there. A moved container is never worse off itself: it has no more NUMA nodes,
+L3 caches or parts of cores than before.
 
 The search is bounded. For each container it tries the CPUs that the policy would choose in each L3
 cache, on each NUMA node, and everywhere in the reach of the container. It looks for two moves only
-if no single move serves. The second move comes after the few best first moves. Whether a waiting
-pod fits follows from the free CPUs and the free cores of each NUMA node, so the search asks once
-for arrangements that are alike in these.
+if no single move serves. The second move comes after few first moves, the best ones. Whether a
+waiting pod fits follows from the free CPUs and the free cores of each NUMA node, so the search asks
+once for arrangements that are alike in these.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ _Room = tuple[tuple[int, int], ...]
 """How many CPUs, and how many CPUs of whole cores, are free on each NUMA node."""
 
 MOST_MOVES: Final = 2
-_MOST_TRIALS: Final = 1024
+_MOST_TRIALS: Final = 2048
 """How many arrangements one search compares for each number of moves."""
-_MOST_FIRST: Final = 8
+_MOST_FIRST: Final = 16
 """How many first moves the search for two moves continues with."""
 
 
@@ -152,14 +153,15 @@ class Arrangement:
         Args:
             known: free CPUs and cores of each NUMA node → how many pods do not fit there.
         """
-        room = self._room()
-        if room not in known:
-            known[room] = self.count_waiting(self.moves)
+        if self.room not in known:
+            known[self.room] = self.count_waiting(self.moves)
         blocks = (self.layout.free(level, self.free).values() for level in _BLOCKS)
         nodes, caches, cores = (-sum(len(block) ** 2 for block in found) for found in blocks)
-        return Score(known[room], *self.spread, (nodes, caches, cores))
+        return Score(known[self.room], *self.spread, (nodes, caches, cores))
 
-    def _room(self) -> _Room:
+    @property
+    def room(self) -> _Room:
+        """The room on each NUMA node."""
         cores = self.layout.whole_cores(self.free)
         nodes = self.layout.groups[Level.NODE].values()
         return tuple((len(node & self.free), len(node & cores)) for node in nodes)
@@ -222,14 +224,31 @@ def plan(start: Arrangement, most: int, *, for_waiting: bool) -> Plan | None:
     for _ in range(min(most, MOST_MOVES)):
         each = _MOST_TRIALS // len(begun)
         tried = (islice(_continued(trial.arrangement, known), each) for trial in begun)
-        found = [trial for trial in chain.from_iterable(tried) if trial.score <= now]
+        found = list(chain.from_iterable(tried))
         if serving := [trial for trial in found if serves(trial)]:
             best = min(serving, key=_Trial.cost)
             return Plan(best.arrangement.moves, _gain(now, best.score))
-        begun = sorted(found, key=lambda trial: (trial.score, trial.moved))[:_MOST_FIRST]
+        begun = _first(found, now, for_waiting=for_waiting)
         if not begun:
             break
     return None
+
+
+def _first(found: Iterable[_Trial], now: Score, *, for_waiting: bool) -> list[_Trial]:
+    """Return the first moves that a second move may follow, the best first.
+
+    For a waiting pod only the room on each NUMA node counts, so one of the moves is enough that
+    make the same room.
+    """
+    kept = sorted(found, key=lambda trial: (trial.score, trial.moved))
+    if for_waiting:
+        kept = [trial for trial in kept if trial.score[:-1] <= now[:-1]]
+        by_room: dict[_Room, _Trial] = {}
+        for trial in kept:
+            by_room.setdefault(trial.arrangement.room, trial)
+        return list(by_room.values())[:_MOST_FIRST]
+    kept = [trial for trial in kept if trial.score <= now]
+    return kept[:_MOST_FIRST]
 
 
 def shape(layout: Layout, cpus: CPUSet) -> Shape:
@@ -264,7 +283,7 @@ def _continued(arrangement: Arrangement, known: dict[_Room, int]) -> Iterator[_T
     for ref, movable in arrangement.movable.items():
         has = movable.cpus
         before, seen = shape(layout, has), {has}
-        for cpus in _targets(arrangement, movable):
+        for cpus in _targets(arrangement, movable, before):
             if cpus in seen:
                 continue
             seen.add(cpus)
@@ -275,20 +294,37 @@ def _continued(arrangement: Arrangement, known: dict[_Room, int]) -> Iterator[_T
                 yield _Trial(after, after.score(known))
 
 
-def _targets(arrangement: Arrangement, movable: Movable) -> Iterator[CPUSet]:
-    """Yield the CPUs that a container could have instead, in each group that has enough."""
+def _targets(arrangement: Arrangement, movable: Movable, before: Shape) -> Iterator[CPUSet]:
+    """Yield the CPUs that a container could have instead, in each group that has enough.
+
+    Args:
+        arrangement: the node.
+        movable: the container.
+        before: how far it is spread: in larger groups it would be spread further.
+    """
     layout, has = arrangement.layout, movable.cpus
     room = (arrangement.free | has) & movable.reach
     if arrangement.options.full_pcpus_only:
         room = layout.whole_cores(room)
     whole = layout.whole_cores(has)
-    groups = (*layout.groups[Level.UNCORE].values(), *layout.groups[Level.NODE].values(), room)
-    for group in groups:
-        there = room & group
-        for kept, others in ((whole & there, there), (CPUSet(), there), (CPUSet(), there - has)):
-            more = len(has) - len(kept)
-            if more <= len(others - kept):
-                yield kept | take(layout, arrangement.options, others - kept, more).cpus
+    groups = list(layout.groups[Level.UNCORE].values())
+    if before.caches > 1:
+        groups += layout.groups[Level.NODE].values()
+    if before.nodes > 1:
+        groups.append(room)
+    for there in (room & group for group in groups):
+        if len(there) < len(has):
+            continue
+        kept = whole & there
+        yield kept | _taken(arrangement, there - kept, len(has) - len(kept))
+        if kept:
+            yield _taken(arrangement, there, len(has))
+        if not has.isdisjoint(there) and len(there - has) >= len(has):
+            yield _taken(arrangement, there - has, len(has))
+
+
+def _taken(arrangement: Arrangement, free: CPUSet, count: int) -> CPUSet:
+    return take(arrangement.layout, arrangement.options, free, count).cpus
 
 
 def _gain(before: Score, after: Score) -> Gain:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from cpupool.core.cpu_manager import CPUManager
     from cpupool.manager.compacting import PlannedMove
+    from cpupool.policies.view import NodeView
 
 REF = ContainerRef("d-uid", "d")
 
@@ -104,13 +105,50 @@ def test_a_container_stays_on_its_nodes_until_the_kubelet_has_named_its_devices(
     assert compacting.unnamed(facts, resolution.view) == frozenset()
 
 
-def test_a_container_without_load_balancing_moves_only_with_the_word_any(folder: Path) -> None:
-    assert planned(waiting(folder, balanced=False), AGE_S) != []
-    near = waiting(folder / "2", CPUMoves.SAME_NUMA, balanced=False)
-    near.end("late")
-    near.end("a")
-    facts, resolution = near.manager.snapshot()
-    assert compacting.outlook(facts, resolution.view, BEGUN_S + AGE_S, released=True).moves == ()
+def scattered(
+    folder: Path, moves: CPUMoves, *, balanced: bool = True, settings: CPUManager = MOVING
+) -> Node:
+    """Make a node on which a move would bring free CPUs behind one of two L3 caches."""
+    topology = Machine(sockets=2, l3=2, cores=4, threads=2).topology()
+    node = Node(folder, settings, topology)
+    for name in "abcdefg":
+        node.run(name, 2, moves, balanced=balanced)
+    node.settle()
+    node.end("b")
+    node.end("d")
+    return node
+
+
+def after_release(node: Node, view: NodeView) -> tuple[PlannedMove, ...]:
+    facts = node.manager.snapshot().facts
+    return compacting.outlook(facts, view, BEGUN_S + AGE_S, released=True).moves
+
+
+@pytest.mark.parametrize(
+    ("word", "balanced", "moves"),
+    [
+        (CPUMoves.SAME_NUMA, True, 1),
+        (CPUMoves.SAME_NUMA, False, 0),
+        (CPUMoves.ANY, False, 1),
+        (CPUMoves.SAME_L3, True, 0),
+    ],
+)
+def test_a_container_without_load_balancing_moves_only_with_the_word_any(
+    folder: Path, word: CPUMoves, balanced: bool, moves: int
+) -> None:
+    node = scattered(folder, word, balanced=balanced)
+    assert len(after_release(node, node.manager.snapshot().resolution.view)) == moves
+
+
+def test_a_container_whose_cpus_an_init_container_had_stays(folder: Path) -> None:
+    node = scattered(folder, CPUMoves.ANY)
+    view = node.manager.snapshot().resolution.view
+    grants = view.grants
+    for name in "acefg":
+        grant = grants.chosen[f"{name}-uid"]
+        shared = replace(grant, parts={**grant.parts, "init": grant.parts[name]})
+        grants = grants.replacing(shared)
+    assert after_release(node, replace(view, grants=grants)) == ()
 
 
 @pytest.mark.parametrize(
@@ -195,15 +233,13 @@ def test_moves_of_an_hour_are_counted_also_over_a_restart_and_after_the_pod_has_
 def test_moves_after_a_release_leave_half_of_the_hour_to_pods_that_wait(
     folder: Path, budget: int, begun: int
 ) -> None:
-    # Cores 0 to 3 and 4 to 7 have an L3 cache each, on one NUMA node.
-    topology = Machine(sockets=2, l3=2, cores=4, threads=2).topology()
-    node = Node(folder, replace(MOVING, compaction=Compaction(budget, 0)), topology)
-    for name in "abcdefg":
-        node.run(name, 2, CPUMoves.SAME_NUMA)
-    node.settle()
-    for name in "bdfc":
-        node.end(name)
+    node = scattered(
+        folder, CPUMoves.SAME_NUMA, settings=replace(MOVING, compaction=Compaction(budget, 0))
+    )
+    for name in "fc":
         node.until(node.now_s + 3 * NOTICE_S)
+        node.end(name)
+    node.until(node.now_s + 3 * NOTICE_S)
     assert node.begun == begun
     told = {message.partition(", so ")[2] for _, reason, message in node.heard.pods}
     assert {each.partition(";")[0] for each in told} == {"that the free CPUs lie closer together"}

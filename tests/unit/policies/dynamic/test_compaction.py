@@ -89,6 +89,15 @@ def test_two_moves_let_a_waiting_pod_fit_where_one_cannot() -> None:
     assert sorted(said(plan)) == [("a", "0-1", "12-13"), ("b", "4-5", "14-15")]
 
 
+def test_the_first_of_two_moves_may_scatter_free_cpus_for_a_waiting_pod_alone() -> None:
+    owners = {"a": "0-1", "b": "2-3", "c": "8"}
+    start = arranged(owners, movable="ab", waiting=needs_node(8, owners))
+    plan = compaction.plan(start, 2, for_waiting=True)
+    assert len(said(plan)) == 2
+    # Without a pod that waits, both would have to gain.
+    assert compaction.plan(arranged(owners, movable="ab"), 2, for_waiting=False) is None
+
+
 def test_three_moves_are_never_a_plan() -> None:
     owners = {"a": "0-1", "b": "2-3", "c": "4-5", "d": "8-9"}
     start = arranged(owners, movable="abc", waiting=needs_node(8, owners))
@@ -137,8 +146,8 @@ def test_a_container_with_a_broken_core_keeps_its_whole_ones() -> None:
 
 
 def test_no_container_is_worse_off_itself() -> None:
-    # Apart, the container would leave node 0 to the pod that waits.
-    owners = {"a": "0-1", "b": "9-11,13-15"}
+    # On halves of cores, the container would leave node 0 to the pod that waits.
+    owners = {"a": "0-1", "b": "9,11-15"}
     start = arranged(owners, movable="a", waiting=needs_node(8, owners))
     assert compaction.plan(start, 2, for_waiting=True) is None
 
