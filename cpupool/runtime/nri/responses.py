@@ -48,6 +48,8 @@ log = logs.get(__name__)
 
 _KNOWN: Final = {Placement.POOLS, Placement.POLICY, Placement.PLUGIN}
 """Placements that follow from facts about the container itself."""
+_CHANGING: Final = {Placement.POLICY, Placement.PLUGIN}
+"""Placements whose own CPUs can change while the container runs."""
 
 
 class Responses:
@@ -273,7 +275,7 @@ class Responses:
     def _mounts(self, container: NRIContainer, wanted: CPUAssignment) -> tuple[Mount, ...]:
         """Return the folder that tells a container of changes of its CPUs, if they can change."""
         known = container.known
-        if known is None or wanted.placement is not Placement.POLICY or not wanted.exclusive:
+        if known is None or wanted.placement not in _CHANGING or not wanted.exclusive:
             return ()
         mount = self._folder(ContainerRef(known.pod, known.name))
         return () if mount is None else (mount,)
