@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from cpupool.core.assignments import Step
 from cpupool.core.cpu_manager import Misfit
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from cpupool.core.pools import NodePools
     from cpupool.core.topology import CPUTopology
     from cpupool.core.workloads import Pod
+
+RESIZE: Final = "resize"
+"""The rule of the steps that tell of resizes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +219,7 @@ def _reasons(grant: Grant, container: str) -> tuple[Step, ...]:
     resizes = grant.resizes.get(container, ())
     return (
         *grant.reason(container),
-        *(Step("resize", resize.what, resize.after) for resize in resizes),
+        *(Step(RESIZE, resize.what, resize.after) for resize in resizes),
     )
 
 
