@@ -176,8 +176,12 @@ class Responses:
         """
         container, outcome, resized = message.container, "unchanged", had is not None
         update, others = None, list[Update]()
-        wanted = self._wanted(container.key, now)
-        if wanted is not None and not self._runtime.expects(message):
+        wanted, own = self._wanted(container.key, now), self._runtime.expects(message)
+        if own and container.key and not now.allows(container.key, message.asked.cpu_set):
+            # A resize has given the CPUs away since the call was made.
+            self._runtime.refuse(message, "they have another owner by now")
+            return "refused"
+        if wanted is not None and not own:
             outcome = wanted.placement.value
             # Neither None nor 0 changes what the container has.
             asked, has = message.asked, container.cpu
