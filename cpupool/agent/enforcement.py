@@ -120,6 +120,7 @@ class Enforcement:
             started=self._container_started,
             launch=runtime.launch,
             memory=placed,
+            allows=lambda key, cpus: manager.snapshot().allows(key, cpus),
         )
         sockets = [runtime.cri_socket] if runtime.cri_socket else root.cri_sockets
         cri = CRI(sockets, manager.names, memory=placed, awaits=nri.awaits)

@@ -4,7 +4,8 @@ A container that loses CPUs reads in its folder which CPUs these are, and the ea
 loss. The keeper first writes the folder, and begins the notice then. After the notice the keeper
 narrows the container. When the kernel reports that the container's cpuset is the new set, the
 keeper writes into the folder that the change is complete. If a container gets CPUs, the keeper
-writes the folder when the kernel reports the new CPUs in the cpuset.
+writes the folder when the kernel reports the new CPUs in the cpuset. A change by a plugin is
+complete when the keeper hears of it, so it has no notice.
 
 A notice ends early if the agent sees that no thread of the container needs a leaving CPU. A thread
 needs one if it is pinned to leaving CPUs alone.
@@ -386,6 +387,8 @@ def _reason(before: Told, own: OwnCPUs, removed: CPUSet) -> Reason:
     if not (less or more):
         # The container must have the same CPUs as before.
         return Reason.OFFLINE if removed else Reason.ONLINE
+    if own.cause:
+        return own.cause
     if less and more:
         return Reason.COMPACT
     return Reason.GROW if more else Reason.SHRINK

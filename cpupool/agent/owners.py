@@ -56,7 +56,7 @@ class NodeOwners:
         Returns:
             The containers whose CPUs another program had written; None if nothing is new.
         """
-        if report.waiting_for:
+        if report.waiting_for or report.uncertain:
             return None
         self._found = report.found
         now = self._manager.snapshot()

@@ -472,7 +472,7 @@ class RuntimeRefused(HostError):
 
 
 class RuntimeBusy(RuntimeRefused):
-    """A request that the agent must repeat: the runtime waits for an answer of cpupool itself."""
+    """A request that the agent must repeat soon: an answer of its own comes, or came, first."""
 
 
 class RuntimeSilent(RuntimeRefused):

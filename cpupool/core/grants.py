@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from cpupool.core.topology import CPUTopology
 
 
+RESIZE: Final = "resize"
+CHANGES: Final = frozenset({RESIZE, COMPACTION})
+"""The rules of the steps that say how a container's CPUs have changed since it began."""
 _NONE: Final = CPUSet()
 _REMEMBERED: Final = 8
 """How many of a container's last resizes and moves are remembered."""
@@ -124,7 +127,7 @@ class PastResize:
     @property
     def rule(self) -> str:
         """The word for the change in the reasons of a container's CPUs."""
-        return COMPACTION if self.moved else "resize"
+        return COMPACTION if self.moved else RESIZE
 
     @property
     def what(self) -> str:

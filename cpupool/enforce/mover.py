@@ -242,6 +242,11 @@ class Mover:
         self._seen: dict[str, _Seen] = {}
         self._texts: dict[ContainerKey, tuple[CPUAssignment, str]] = {}
 
+    @property
+    def unanswered(self) -> bool:
+        """Whether the runtime may still make a change that it has not answered."""
+        return self._writers.unanswered
+
     def begin(self) -> None:
         """Begin a sweep."""
         self.due_s = math.inf

@@ -170,6 +170,10 @@ class Snapshot(NamedTuple):
         """Return the CPUs for a directory below a pod's cgroup, or for the pod's own."""
         return self.resolution.assignment(key)
 
+    def allows(self, key: ContainerKey, cpus: CPUSet) -> bool:
+        """Return whether a container may have these CPUs: where it belongs, or where it waits."""
+        return cpus <= self.assignment(key).cpus | self.resolution.view.default.cpus
+
 
 class Reader(Protocol):
     """The part of the manager that a role which only reads needs."""

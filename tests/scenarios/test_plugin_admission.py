@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
@@ -130,6 +131,57 @@ def test_a_plugin_that_registers_late_is_asked_about_a_pod_that_runs(world: Worl
             }
             eventually(lambda: nodes() == "0", nodes)
             right(world, ALL, web="1-4")
+
+
+def test_a_pod_waits_for_a_named_resource_whose_plugin_has_never_registered(world: World) -> None:
+    with agent(world, "--resource-plugin-names=memory=memory") as process, Plugin(world) as plugin:
+        connected(world, process)
+        plugin.gives = {"own": cpus("6-7")}
+        own = run(world, "own", DEDICATED, cpu="2", memory="1Gi")
+        refused(world, own, "the plugin for cpu and memory has not answered for container main")
+        with Plugin(world, "memory") as memory:
+            memory.gives = {"own": ResourceAllocationInfo()}
+            started(world, own)
+            right(world, "0-5", own="6-7")
+
+
+def told(world: World, pod: str) -> dict[str, Any]:
+    """Return what a pod's container reads of its own CPUs; nothing without a folder."""
+    (mounts,) = (
+        one.instance.mounts
+        for one in world.node.processes()
+        if (one.pod.name, one.container) == (pod, "main")
+    )
+    folder = mounts.get("/run/cpupool/self")
+    found: dict[str, Any] = json.loads((folder / "cpus.json").read_text()) if folder else {}
+    return found
+
+
+def test_a_container_reads_what_its_plugin_has_changed(world: World) -> None:
+    with Plugin(world, need_reconcile=True) as plugin:
+        plugin.gives = {"own": cpus("6-7"), "web": cpus("1-2")}
+        with agent(world) as process:
+            connected(world, process)
+            own, web = run(world, "own", DEDICATED), run(world, "web")
+            started(world, own)
+            started(world, web)
+            first = told(world, "own")
+            expected = {"cpus": "6-7", "assigned": "6-7", "baseline": "", "change": None}
+            assert {**first, **expected} == first
+            assert told(world, "web") == {}
+
+            plugin.now_gives(own, "4-6")
+            eventually(lambda: told(world, "own")["cpus"] == "4-6", lambda: f"{told(world, 'own')}")
+            right(world, "0-3,7", own="4-6", web="1-2")
+            moved = told(world, "own")
+            assert moved["change"] == {"reason": "plugin", "removed": "7", "added": "4-5"}
+            assert moved["generation"] > first["generation"]
+        with agent(world):
+            plugin.now_gives(own, "4-5")
+            eventually(lambda: told(world, "own")["cpus"] == "4-5", lambda: f"{told(world, 'own')}")
+            again = told(world, "own")
+            assert again["change"] == {"reason": "plugin", "removed": "6", "added": ""}
+            assert again["generation"] == moved["generation"] + 1
 
 
 def guaranteed(world: World, name: str, cpu: str, **others: str) -> Pod:

@@ -91,10 +91,16 @@ def node_containers(topology: CPUTopology, status: NodeStatus) -> Picture:
     """Draw the machine painted by container."""
     found = [(each, CPUSet.parse(each.found)) for each in status.containers]
     painting = paint(
-        ((container.name, cpus) for container, cpus in found),
-        {each.name: leaving for each, cpus in found if (leaving := each.leaving & cpus)},
+        ((_label(container), cpus) for container, cpus in found),
+        {_label(each): leaving for each, cpus in found if (leaving := each.leaving & cpus)},
     )
     return Picture(topology, painting)
+
+
+def _label(container: ContainerStatus) -> str:
+    """Return the name of a container for a legend; a sandbox has only the name of its pod."""
+    of_pod = container.name.count("/") == 1 and not container.confined
+    return f"{container.name} (sandbox)" if of_pod else container.name
 
 
 def node_status(topology: CPUTopology, status: NodeStatus) -> RenderableType:

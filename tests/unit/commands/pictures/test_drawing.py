@@ -184,6 +184,23 @@ class TestNodeStatus:
         assert ["a/dark/c", "0-1", "0-1", "no", "device", "ids", "yet"] in rows
         assert ids(out.getvalue(), "B") == [10, 11, 12, 13]
 
+    def test_a_sandbox_is_named_as_such_and_an_unknown_directory_is_not(self) -> None:
+        unknown = container("uid/id", wanted="0-1", found="0-1", reason="its pod is not known")
+        status = NodeStatus(
+            NodePools(),
+            (
+                container("a/web", wanted="0-1", found="0-1"),
+                container("a/web/c", wanted="2-3", found="2-3"),
+                replace(unknown, placement=Placement.CONFINED),
+            ),
+        )
+        out = io.StringIO()
+        drawing.show(drawing.node_status(TELCO.topology(), status), out)
+
+        assert "a/web (sandbox)" in out.getvalue()
+        assert "a/web/c (sandbox)" not in out.getvalue()
+        assert "uid/id (sandbox)" not in out.getvalue()
+
     def test_a_resized_owner_is_listed_where_it_belongs(self) -> None:
         why = "it requests cpu 4 since a resize, and keeps CPUs 2-3 until the pod ends"
         owner = container("a/resized/c", wanted="2-3", found="2-3", reason=why)
