@@ -245,16 +245,6 @@ def test_moves_after_a_release_leave_half_of_the_hour_to_pods_that_wait(
     assert {each.partition(";")[0] for each in told} == {"that the free CPUs lie closer together"}
 
 
-def test_a_container_whose_cpus_an_init_container_had_stays(folder: Path) -> None:
-    node = waiting(folder)
-    facts, resolution = node.manager.snapshot()
-    grant = resolution.view.chosen["d-uid"]
-    shared = replace(grant, parts={**grant.parts, "init": grant.parts["d"]})
-    view = replace(resolution.view, grants=resolution.grants.replacing(shared))
-    found = compacting.outlook(facts, view, BEGUN_S + AGE_S, released=True)
-    assert found.moves == ()
-
-
 def test_a_part_of_a_bubble_stays(folder: Path) -> None:
     node = waiting(folder)
     facts, resolution = node.manager.snapshot()
