@@ -17,6 +17,7 @@ from cpupool.core.cpu_manager import TopologyHint, TopologyPolicy
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import PlacementError, said
 from cpupool.core.grants import WHOLE_POD, Sharing
+from cpupool.manager import planning
 from cpupool.policies import built_in
 from cpupool.policies.base import Choice, ChoiceRequest, CPUManagerPolicy, Operation, pool_cpus
 from cpupool.policies.hints import ResourceHints
@@ -206,9 +207,14 @@ class Guard(CPUManagerPolicy):
         whole = WHOLE_POD in requests and request.pod
         known = {each.name for each in whole.containers} if whole else set()
         parts = _map(CPUSet, choice.parts)
-        bubble = _a(bool, choice.bubble) and not whole
-        if bubble or not (parts.keys() <= known and all(parts.values())):
+        if not (parts.keys() <= known and all(parts.values())):
             raise ValueError(f"{parts} are no parts of its choice")
+        if _a(bool, choice.bubble):
+            if not whole:
+                raise ValueError("a bubble is a pod's, and no container's")
+            kept = planning.lasting(whole, parts)
+            if sum(map(len, kept)) > len(CPUSet.union(kept)):
+                raise ValueError(f"two containers own the same CPUs of {parts}")
         return choice
 
     def _narrowed(self, view: NodeView, request: ChoiceRequest) -> ChoiceRequest:

@@ -67,13 +67,14 @@ def of_bubble(pod: Pod, cpus: CPUSet, parts: Mapping[str, CPUSet]) -> Mapping[st
         cpus: the bubble.
         parts: container → its part; two parts have the same CPUs if one is an init container's.
     """
-    lasting = (
-        parts.get(each.name, CPUSet())
-        for each in pod.containers
-        if each.kind is not ContainerKind.INIT
-    )
-    rest = cpus - CPUSet.union(lasting)
+    rest = cpus - CPUSet.union(lasting(pod, parts))
     return {**parts, WHOLE_POD: rest} if rest else parts
+
+
+def lasting(pod: Pod, parts: Mapping[str, CPUSet]) -> list[CPUSet]:
+    """Return the parts of a pod's CPUs that its containers have until the pod ends."""
+    kept = (each.name for each in pod.containers if each.kind is not ContainerKind.INIT)
+    return [parts[name] for name in kept if name in parts]
 
 
 def lacking(pod: Pod, requests: Mapping[str, int], has: Collection[str]) -> tuple[str, ...]:

@@ -71,20 +71,21 @@ def plan(
         container: the container.
         plugins: resource → the options of its plugin, which is there.
         heard: the hints so far.
-        unlisted: the resources whose plugin is there, and is to list before it is asked.
+        unlisted: the resources whose plugin is there, and is to list before it allocates.
     """
     facts, open_ = now.facts, _open(now, pod, container)
     contradiction = _contradiction(facts, container)
     group = _aligned_with(facts, pod, container)
     needed = {resource for each in group for resource in _questions(now, pod, each)}
     aligned = {resource for resource, options in plugins.items() if options.aligned}
+    waits = not needed.isdisjoint(unlisted) or by_plugins.awaits_devices(facts, pod)
     if pod.running:
-        waits = facts.plugins.expected or not needed.isdisjoint(unlisted)
+        waits |= facts.plugins.expected
         aligned &= facts.plugins.answering
         open_ = {resource: open_[resource] for resource in open_.keys() & plugins.keys()}
     else:
-        waits = not needed <= plugins.keys()
-    if contradiction or not open_ or waits or by_plugins.awaits_devices(facts, pod):
+        waits |= not needed <= plugins.keys()
+    if contradiction or not open_ or waits:
         return Plan(refused=contradiction if open_ else "")
     policy = aligning.topology_policy(facts, pod)
     if policy is TopologyPolicy.NONE:

@@ -64,9 +64,6 @@ class PluginAdmitter:
         rules = by_plugins.Awaited.of(now.facts)
         if not rules.resources or self._is_complete(now):
             return math.inf
-        # A plugin that lists does so before it allocates.
-        unlisted = self._table.unlisted
-        listed = {name: worker for name, worker in plugins.items() if name not in unlisted}
         complete = True
         for pod in oldest_first(now.resolution.view.pods):
             skipped = pod.description.starts_early and not pod.running
@@ -74,7 +71,7 @@ class PluginAdmitter:
                 continue
             for container in pod.containers:
                 ended = pod.running and container.kind is ContainerKind.INIT
-                if not (ended or self._has_all(now, pod, container, rules, listed)):
+                if not (ended or self._has_all(now, pod, container, rules, plugins)):
                     complete = False
                     # A container that runs holds up no other one.
                     if not pod.running:
