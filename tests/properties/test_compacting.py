@@ -66,15 +66,15 @@ class Measured(Node):
     def look(self) -> float:
         before = self.manager.snapshot()
         facts, view = before.facts, before.resolution.view
-        planned = [
-            len(compacting.outlook(facts, view, self.unix_s(), released=released).moves)
-            for released in (True, False)
-        ]
         pause_s = super().look()
         now = self.manager.snapshot()
         if now.resolution.grants != before.resolution.grants:
             self.check_move(facts, view, now.resolution.view)
             was, new = score(facts, view), score(now.facts, now.resolution.view)
+            planned = [
+                len(compacting.outlook(facts, view, self.unix_s(), released=released).moves)
+                for released in (True, False)
+            ]
             if 2 in planned:
                 assert new[:4] <= was[:4]
                 self.plan = was
@@ -207,4 +207,4 @@ class Compacting(RuleBasedStateMachine):
 
 
 TestCompacting = Compacting.TestCase
-TestCompacting.settings = examples(40, stateful_step_count=15)
+TestCompacting.settings = examples(80, stateful_step_count=15)
