@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 TOPOLOGY = Machine(sockets=2, l3=2, cores=4, threads=2).topology()
 MOVES_PER_HOUR, AGE_S = 3, 60
 names = st.sampled_from(list("abcdefghij"))
+waits_s = st.sampled_from([AGE_S, 0, 1, NOTICE_S + 1, 1200])
 
 
 def score(facts: NodeFacts, view: NodeView) -> tuple[int, ...]:
@@ -66,15 +67,15 @@ class Measured(Node):
     def look(self) -> float:
         before = self.manager.snapshot()
         facts, view = before.facts, before.resolution.view
-        planned = [
-            len(compacting.outlook(facts, view, self.unix_s(), released=released).moves)
-            for released in (True, False)
-        ]
         pause_s = super().look()
         now = self.manager.snapshot()
         if now.resolution.grants != before.resolution.grants:
             self.check_move(facts, view, now.resolution.view)
             was, new = score(facts, view), score(now.facts, now.resolution.view)
+            planned = [
+                len(compacting.outlook(facts, view, self.unix_s(), released=released).moves)
+                for released in (True, False)
+            ]
             if 2 in planned:
                 assert new[:4] <= was[:4]
                 self.plan = was
@@ -129,8 +130,8 @@ class Compacting(RuleBasedStateMachine):
     @initialize(
         whole=st.booleans(),
         aligned=st.sampled_from([TopologyPolicy.SINGLE_NUMA_NODE, TopologyPolicy.NONE]),
-        sizes=st.lists(st.integers(1, 6), min_size=4, max_size=8),
-        ends=st.sets(names, min_size=1, max_size=3),
+        sizes=st.lists(st.integers(1, 6), min_size=8, max_size=8),
+        ends=st.sets(st.sampled_from("abcdefgh"), min_size=2, max_size=4),
     )
     def begin(
         self, aligned: TopologyPolicy, sizes: list[int], ends: set[str], *, whole: bool
@@ -148,7 +149,7 @@ class Compacting(RuleBasedStateMachine):
             self.node.come(name, size, CPUMoves.ANY, frozenset(), None)
         self.node.settle()
         for name in sorted(ends):
-            self.end(name)
+            self.end(name, AGE_S)
 
     @rule(
         name=names,
@@ -156,21 +157,32 @@ class Compacting(RuleBasedStateMachine):
         moves=st.sampled_from([CPUMoves.ANY, *CPUMoves]),
         near=st.sampled_from([frozenset(), frozenset({0}), frozenset({1})]),
         notice_s=st.sampled_from([None, 0]),
+        wait_s=waits_s,
     )
     def run(
-        self, name: str, cpu: int, moves: CPUMoves, near: frozenset[int], notice_s: int | None
+        self,
+        name: str,
+        cpu: int,
+        moves: CPUMoves,
+        near: frozenset[int],
+        notice_s: int | None,
+        *,
+        wait_s: int,
     ) -> None:
         self.node.come(name, cpu, moves, near, notice_s)
+        self.wait(wait_s)
 
-    @rule(name=names)
-    def end(self, name: str) -> None:
+    @rule(name=names, wait_s=waits_s)
+    def end(self, name: str, wait_s: int) -> None:
         if name in self.node.pods:
             self.node.plan = None
             self.node.end(name)
+            self.wait(wait_s)
 
-    @rule(wait_s=st.sampled_from([1, NOTICE_S + 1, AGE_S, 1200]))
+    @rule(wait_s=waits_s)
     def wait(self, wait_s: int) -> None:
-        self.node.until(self.node.now_s + wait_s)
+        if wait_s:
+            self.node.until(self.node.now_s + wait_s)
 
     @rule()
     def look(self) -> None:
@@ -207,4 +219,4 @@ class Compacting(RuleBasedStateMachine):
 
 
 TestCompacting = Compacting.TestCase
-TestCompacting.settings = examples(40, stateful_step_count=15)
+TestCompacting.settings = examples(80, stateful_step_count=15)

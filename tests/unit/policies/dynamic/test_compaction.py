@@ -98,6 +98,12 @@ def test_the_first_of_two_moves_may_scatter_free_cpus_for_a_waiting_pod_alone() 
     assert compaction.plan(arranged(owners, movable="ab"), 2, for_waiting=False) is None
 
 
+def test_the_first_of_two_moves_costs_no_other_waiting_pod_its_room() -> None:
+    owners = {"a": "0-1", "b": "2-3", "c": "8"}
+    start = arranged(owners, movable="ab", waiting=lambda moves: (1, 2, 0)[len(moves)])
+    assert compaction.plan(start, 2, for_waiting=True) is None
+
+
 def test_three_moves_are_never_a_plan() -> None:
     owners = {"a": "0-1", "b": "2-3", "c": "4-5", "d": "8-9"}
     start = arranged(owners, movable="abc", waiting=needs_node(8, owners))
