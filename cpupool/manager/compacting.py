@@ -292,7 +292,7 @@ def _reach(layout: Layout, facts: NodeFacts, view: NodeView, ref: ContainerRef) 
 def _tied(facts: NodeFacts, uid: str) -> bool:
     named: Mapping[str, object] | None = facts.device_nodes.get(uid)
     near = (
-        answer.near
+        answer.near(facts.topology.nodes)
         for ref, by_resource in facts.plugins.answers.items()
         if ref.pod == uid
         for answer in by_resource.values()

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cpupool.core.cpu_manager import Compaction, Misfit, StaticOptions
+from cpupool.core.cpu_manager import Compaction, Misfit, StaticOptions, TopologyHint
 from cpupool.core.cpuset import CPUSet
+from cpupool.core.plugin_facts import RecordedAnswer
 from cpupool.core.workloads import ContainerRef, CPUMoves
 from cpupool.manager import compacting
 from tests.machines import Machine
@@ -103,6 +104,19 @@ def test_a_container_stays_on_its_nodes_until_the_kubelet_has_named_its_devices(
     assert planned(node, AGE_S) != []
     facts, resolution = node.manager.snapshot()
     assert compacting.unnamed(facts, resolution.view) == frozenset()
+
+
+@pytest.mark.parametrize(("nodes", "moves"), [({1}, False), (None, True), ({0, 1}, True)])
+def test_a_container_does_not_leave_the_numa_nodes_that_a_plugin_prefers(
+    folder: Path, nodes: set[int] | None, *, moves: bool
+) -> None:
+    node = waiting(folder)
+    hint = None if nodes is None else TopologyHint(frozenset(nodes), preferred=True)
+    answers = {REF: {"example.com/nic": RecordedAnswer(1.0, hint=hint)}}
+    facts, resolution = node.manager.snapshot()
+    facts = replace(facts, plugins=replace(facts.plugins, answers=answers))
+    found = compacting.outlook(facts, resolution.view, BEGUN_S + AGE_S, released=False)
+    assert bool(found.moves) == moves
 
 
 def scattered(
