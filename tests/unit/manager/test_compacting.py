@@ -229,6 +229,40 @@ def test_moves_of_an_hour_are_counted_also_over_a_restart_and_after_the_pod_has_
     assert node.manager.snapshot().facts.moved_unix_s == (int(BEGUN_S + AGE_S),)
 
 
+YEAR_S = 365 * 24 * 3600
+
+
+@pytest.mark.parametrize("back_s", [YEAR_S, 3600, 1800])
+def test_a_clock_that_is_set_back_stops_no_move_for_longer_than_two_hours(
+    folder: Path, back_s: int
+) -> None:
+    node = waiting(folder, settings=replace(MOVING, compaction=Compaction(1, AGE_S)))
+    facts, resolution = node.manager.snapshot()
+    moved = replace(facts, moved_unix_s=(int(BEGUN_S + AGE_S + back_s),))
+
+    def moves(at_s: float) -> bool:
+        now_s = BEGUN_S + AGE_S + at_s
+        return bool(compacting.outlook(moved, resolution.view, now_s, released=False).moves)
+
+    assert moves(0) is (back_s >= 3600)
+    assert moves(back_s + 3600)
+    assert not moves(back_s + 3599)
+
+
+def test_a_container_that_got_its_cpus_in_the_future_can_move(folder: Path) -> None:
+    node = waiting(folder)
+    assert planned(node, -YEAR_S) != []
+    assert planned(node, 1 - AGE_S) == []
+
+
+def test_a_planner_looks_again_when_the_clock_has_been_set_back(folder: Path) -> None:
+    node = waiting(folder)
+    facts, resolution = node.manager.snapshot()
+    planner = compacting.Planner()
+    assert planner.look(facts, resolution.view, BEGUN_S + 1) == ()
+    assert planner.look(facts, resolution.view, BEGUN_S - YEAR_S) != ()
+
+
 @pytest.mark.parametrize(("budget", "begun"), [(1, 1), (2, 1), (4, 2)])
 def test_moves_after_a_release_leave_half_of_the_hour_to_pods_that_wait(
     folder: Path, budget: int, begun: int
