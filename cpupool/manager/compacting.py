@@ -136,6 +136,7 @@ def outlook(facts: NodeFacts, view: NodeView, unix_s: float, *, released: bool) 
         facts.pools.cpu_manager.options,
         compaction.spread(layout, (cpus for _, _, cpus in _owners(view))),
         choosing.available(facts, view) & layout.cpus,
+        facts.policy.extents(view)[DEFAULT],
         movable,
         lambda moves: len(_unserved(facts, view, moves, waiting)),
     )

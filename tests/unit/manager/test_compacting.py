@@ -14,6 +14,7 @@ from cpupool.core.cpu_manager import Compaction, Misfit, StaticOptions
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.workloads import ContainerRef, CPUMoves
 from cpupool.manager import compacting
+from cpupool.policies.layout import Layout, Level
 from tests.machines import Machine
 from tests.moving import AGE_S, BEGUN_S, MOVING, NOTICE_S, Node
 
@@ -277,6 +278,39 @@ def test_moves_after_a_release_leave_half_of_the_hour_to_pods_that_wait(
     assert node.begun == begun
     told = {message.partition(", so ")[2] for _, reason, message in node.heard.pods}
     assert {each.partition(";")[0] for each in told} == {"that the free CPUs lie closer together"}
+
+
+def test_no_move_is_planned_that_would_leave_others_no_cpu(folder: Path) -> None:
+    topology = Machine(sockets=2, l3=2, cores=4, threads=2).topology()
+    node = Node(folder, MOVING, topology)
+    for number in range(14):
+        node.run(f"p{number}", 2)
+    node.settle()
+    caches = Layout.of_topology(topology, topology.online).groups[Level.UNCORE].values()
+    *_, third, last = ([name for name in node.pods if has(node, name) <= each] for each in caches)
+    node.end(third[0])
+    node.end(last[0])
+    node.run("far", 4, CPUMoves.ANY)
+    node.settle()
+    free = has(node, last[1])
+    assert has(node, "far").isdisjoint(free)
+    node.end(last[1])
+    facts, resolution = node.manager.snapshot()
+    view = resolution.view
+
+    def moves(settings: CPUManager) -> tuple[PlannedMove, ...]:
+        pools = replace(facts.pools, cpu_manager=settings)
+        policy = type(facts.policy).of_pools(pools, topology)
+        now = replace(facts, pools=pools, policy=policy)
+        return compacting.outlook(now, view, BEGUN_S + AGE_S, released=True).moves
+
+    (planned,) = moves(MOVING)
+    assert planned.move.after - planned.move.before == free
+    assert moves(replace(MOVING, options=StaticOptions(strict_cpu_reservation=True))) == ()
+
+
+def has(node: Node, name: str) -> CPUSet:
+    return CPUSet.parse(node.cpus(name))
 
 
 def test_a_part_of_a_bubble_stays(folder: Path) -> None:
