@@ -39,7 +39,8 @@ class Compactor(StepLoop):
     Args:
         manager: the node's state.
         telemetry: takes Events for a pod's author, the number of moves, and the beats of the loop.
-        ready: returns whether the owner of each CPU is known, and the agent places containers.
+        ready: returns whether the owner of each CPU is known and recorded, and the agent places
+            containers.
         begun: called when a move has begun; it must not block.
         unix_s: the wall clock.
         now_s: a monotonic clock.

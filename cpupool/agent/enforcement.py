@@ -245,6 +245,13 @@ class Enforcement:
             telemetry=telemetry,
         )
 
+    def may_move(self) -> bool:
+        """Return whether containers may move: a restart must find where they are.
+
+        The annotation of a container that has moved names CPUs that others may own by now.
+        """
+        return self.cpusetter.ready and self._record.is_kept()
+
     def swept(self, report: SweepReport) -> None:
         """Pass a sweep's report to the keepers; called on the sweeping thread."""
         self.memory_keeper.swept(report)

@@ -108,6 +108,12 @@ class ChoiceRecord:
                 self._keep(now)
             return now
 
+    def is_kept(self) -> bool:
+        """Return whether the file has the choices of now, and so a restart changes none."""
+        now = self.decided()
+        with self._lock:
+            return self._has(now)
+
     def _has(self, now: Snapshot) -> bool:
         """Return whether the file has the choices of a moment; a container alone changes none."""
         kept = self._kept

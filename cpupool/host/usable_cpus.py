@@ -169,7 +169,8 @@ class UsableCPUs:
             return path.parent == self._base or path in way
 
         def tell(path: Path) -> None:
-            if path.name in _WRITTEN or self._base in (path, path.parent):
+            # A new cgroup may have got its CPUs before it is watched.
+            if path.name in _WRITTEN or enters(path) or path == self._base:
                 changed()
 
         self._watch = DirectoryWatch(

@@ -208,6 +208,21 @@ def test_no_change_is_complete_while_the_runtime_may_still_make_an_earlier_one(
     assert node.owners.own_cpus()[REF].settled
 
 
+def test_a_request_for_a_container_that_has_ended_holds_nothing_up(impatient: Node) -> None:
+    node = impatient
+    node.plugin.silent = True
+    assert node.sweep().uncertain
+    assert node.asked == [(OTHER.id, BEFORE)]
+    node.kernel.remove(_path(OTHER))
+    node.plugin.stop(OTHER)
+    node.grow()
+    node.shrink()
+    # The runtime never answers.
+    assert not node.sweep().uncertain
+    assert (node.cpus(MAIN), node.owned()) == ("2-3", "2-3")
+    assert node.owners.own_cpus()[REF].settled
+
+
 def test_cpus_that_were_left_are_not_free_while_the_runtime_may_give_them_back(
     impatient: Node,
 ) -> None:

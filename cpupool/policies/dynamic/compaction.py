@@ -119,6 +119,8 @@ class Arrangement:
         options: the options of the policy.
         spread: how far all owners are spread, the sum.
         free: the CPUs that a container can get.
+        shared: the CPUs of the containers without any of their own. A move leaves some of them,
+            also while its container has its old CPUs, too.
         movable: the containers that may move.
         count_waiting: returns how many of the waiting pods do not fit after these moves.
         moves: the moves until now.
@@ -128,6 +130,7 @@ class Arrangement:
     options: StaticOptions
     spread: Shape
     free: CPUSet
+    shared: CPUSet
     movable: Mapping[ContainerRef, Movable]
     count_waiting: Callable[[tuple[Move, ...]], int]
     moves: tuple[Move, ...] = ()
@@ -143,6 +146,7 @@ class Arrangement:
             self,
             spread=Shape(*(was - less for was, less in zip(self.spread, gained, strict=True))),
             free=(self.free - move.after) | (move.before - move.after),
+            shared=(self.shared - move.after) | (move.before - move.after),
             movable={ref: each for ref, each in self.movable.items() if ref != move.ref},
             moves=(*self.moves, move),
         )
@@ -287,6 +291,8 @@ def _continued(arrangement: Arrangement, known: dict[_Room, int]) -> Iterator[_T
             if cpus in seen:
                 continue
             seen.add(cpus)
+            if arrangement.shared <= cpus:
+                continue
             pairs = zip(before, shape(layout, cpus), strict=True)
             gained = Shape(*(was - now for was, now in pairs))
             if min(gained) >= 0:

@@ -300,9 +300,16 @@ class NRIRuntime:
 
     @property
     def unanswered(self) -> bool:
-        """Whether the runtime may still make a change that it has not answered."""
+        """Whether the runtime may still make a change that it has not answered.
+
+        It makes none to a container that has ended.
+        """
         with self._changed:
-            return bool(self._requests)
+            return any(
+                update.container in self.containers
+                for request in self._requests.values()
+                for update in request.updates
+            )
 
     @property
     def delays(self) -> bool:

@@ -270,6 +270,20 @@ def test_the_cgroups_down_to_kubepods_are_watched(tmp_path: Path, *, v1: bool) -
         assert not watched.usable.unwatched
 
 
+def test_a_cgroup_on_the_way_to_kubepods_that_has_its_cpus_at_once_is_reported(
+    tmp_path: Path,
+) -> None:
+    node = Node(tmp_path, cgroup_root="/lab/x")
+    node.has("lab", "0-7")
+    with watching(node) as watched:
+        node.has("made/kubepods", "0-5")
+        eventually(lambda: watched.changes, "the new cgroup of the first level")
+        with watched.reports():
+            node.folder("made/kubepods").rename(node.folder("lab/x"))
+        with watched.reports():
+            shutil.rmtree(node.folder("lab/x"))
+
+
 def test_pods_and_services_that_come_and_go_are_not_reported(node: Node) -> None:
     for above in ("system.slice", "kubepods/burstable"):
         node.folder(above).mkdir()
