@@ -7,9 +7,9 @@ NUMA nodes, L3 caches or parts of cores than before.
 
 The search is bounded. For each container it tries the CPUs that the policy would choose in each L3
 cache, on each NUMA node, and everywhere in the reach of the container. It looks for two moves only
-if no single move serves. It tries second moves only after the few best first moves. How many CPUs
-and whole cores are free on each NUMA node decides whether a waiting pod fits. So the search asks
-this only once for all arrangements with the same numbers.
+if no single move serves. It tries second moves only after the few best first moves. Whether a
+waiting pod fits depends only on how many CPUs and whole cores are free on each NUMA node. So the
+search asks this only once for all arrangements with equal numbers.
 """
 
 from __future__ import annotations
