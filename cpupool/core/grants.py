@@ -1,10 +1,12 @@
 """Grants: the CPUs that each owner has of its own, and the program that granted them.
 
 A CPU has at most one owner: `Grants` refuses a second. A pod's grant has a part for each container.
-Two parts have the same CPUs if an init container ends before the other container starts.
+Two parts can have the same CPUs: an init container can leave its CPUs to a container that starts
+after its end.
 
 A *bubble* is the grant of a pod that requests CPUs as a whole, by resources of its own (KEP-5526).
-Some of its containers own parts of the bubble; the other containers share the rest, `WHOLE_POD`.
+Some of its containers own parts of the bubble. The other containers share the rest, which is the
+part `WHOLE_POD`.
 """
 
 from __future__ import annotations

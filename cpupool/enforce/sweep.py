@@ -3,7 +3,7 @@
 It is level-triggered: a sweep compares the cgroups with the decisions. It is not important which
 program has changed the cgroups. First the sweep asks for the facts that are missing. Then it
 repairs the CPUs of containers. Then it repairs the other values that it keeps (*goals*), for
-example quotas. At the end it publishes notices for pods' owners.
+example quotas. At the end it sends Events for pods' authors.
 """
 
 from __future__ import annotations

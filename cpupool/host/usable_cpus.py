@@ -13,8 +13,9 @@ The kernel sends no event about lost CPUs. But it sends an event about the write
 partition or a smaller set (inotify(7)). The *base* is the top of the cgroup hierarchy. For a
 partition one of three things is true: it is directly below the base; a cgroup above it is a
 partition; a cgroup above it lists the partition's CPUs in `cpuset.cpus.exclusive`. So the watch has
-the first level, and the cgroups on the way to kubepods (`--cgroup-root`). While other cgroups can
-take CPUs, the watch's owner also looks often.
+the first level, and the cgroups on the way to kubepods (`--cgroup-root`). While a cgroup of the
+first level is a partition, or has `cpuset.cpus.exclusive`, a cgroup outside of the watch can take
+CPUs. Then the machine watcher also looks every second.
 
 On version 1 the cgroups above kubepods (`--cgroup-root`) limit what a container can have. The
 kernel removes an offline CPU from every set except that of the base, and never adds it again. So if

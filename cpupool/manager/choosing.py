@@ -6,9 +6,9 @@ until the pod has ended. The placement of each container follows from the grants
 Theory of operation. `choose` takes the facts and the earlier grants. It goes through the pods that
 have no choice yet, the oldest first. For each pod:
 
-1. `_ChoiceKey` has the facts about the pod that decide its choice. If one pod has failed, and the
-   grants are still the same, another pod with an equal key fails, too, for the same reason. So
-   `choose` tries a key again only after the grants have changed.
+1. `_ChoiceKey` has the facts about the pod that decide its choice. As long as the grants stay the
+   same, two pods with equal keys have the same result: if one does not fit, the other does not fit
+   either. So `choose` tries a key again only after the grants have changed.
 2. If the CPUs must lie near devices, `_attempted` waits until the kubelet has named the devices. It
    also refuses a choice that uses CPUs for which an older pod waits (`CPUsAwaited`, step 5).
 3. `_plans` yields plans. A plan has an order of the pod's containers, and says whether all of them
@@ -18,8 +18,8 @@ have no choice yet, the oldest first. For each pod:
    adds the NUMA nodes of other resources, the policy chooses (`_choice`), and `guard` checks the
    choice. The result is a new state (`_Choosing`), in which these CPUs have an owner.
 5. A pod that does not fit gets a `Refusal`. `onMisfit` decides whether the pod waits or shares. The
-   refusal is reachable if the pod fits without the pods that are ending. A pod with a reachable
-   refusal keeps its place in the order, before younger pods.
+   refusal is *reachable* if the pod fits after all ending pods have left their CPUs. Such a pod
+   stays before younger pods.
 
 `offered` makes the first steps of the same choice in advance, for the questions to plugins.
 """

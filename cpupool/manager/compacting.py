@@ -1,10 +1,10 @@
 """Compaction: the moves of running containers to other CPUs of their own.
 
-`Planner` says when moves are worth a look: while a pod waits for CPUs, and after CPUs were
+`Planner` says when the agent looks for moves: while a pod waits for CPUs, and after CPUs were
 released. `policies/dynamic/compaction.py` says which containers move. `moved` begins one move: the
 container owns its old and its new CPUs, and the rest is as in a resize (`manager/resizing.py`). A
-move begins only if no change of any container is pending, so a plan of two moves is made anew after
-its first move. An agent that restarts between the moves loses nothing.
+move begins only if no change of any container is pending. After the first of two moves the agent
+plans again. So an agent that restarts between the moves loses nothing.
 """
 
 from __future__ import annotations

@@ -14,9 +14,10 @@ Theory of operation. Each step is a function of the values before it:
 
 A node may have hundreds of containers, while most changes concern one pod. So `resolve` takes the
 earlier decisions, and repeats a placement only if a part has changed on which it depends. The
-result is the same as if `resolve` had no earlier decisions and placed every container anew. Two
-more shortcuts serve requests of the container runtime: `promised` adds the responses to Allocate,
-and `owners_stay` says that the grants are as before.
+result is the same as if `resolve` had no earlier decisions and placed every container anew. There
+are two more shortcuts. After a response to Allocate `promised` adds only its promise to the
+resolution. `owners_stay` says, for a request of the container runtime, whether all grants are as
+before.
 """
 
 from __future__ import annotations

@@ -39,8 +39,8 @@ Four rules are about several questions:
   its calls, and the agent asks the new plugin.
 * The hints of a pod belong together. A refusal makes all of them STALE, and the agent asks about
   the pod's containers again after a pause.
-* A pod that runs has been admitted: the pause of one of its containers is not that of the others,
-  and a plugin that is away or silent holds up no question to another plugin.
+* In a pod that runs, a pause after a refusal delays only the refused container, and a plugin that
+  is away or silent delays no question to another plugin.
 * A call about a forgotten pod still ends (LEFT). If the call was ASK, the table still accepts its
   answer: by this call the plugin has stored the pod again. So the agent asks the plugin once more
   to forget the pod.

@@ -3,8 +3,9 @@
 A client is *reading* from the time at which it gets a slot until the server has read a whole
 request, *active* until it has the response, and then *idle* until its next request. Reading clients
 cannot take the slots of those that have sent a whole request. Slots are shared per address: the
-address with the most clients loses its oldest. A further request does not extend the time for which
-a client keeps its slot. Otherwise clients that send request after request would have all slots.
+address with the most clients loses its oldest client. A further request does not extend the time
+for which a client keeps its slot. Otherwise clients that send request after request would have all
+slots.
 """
 
 from __future__ import annotations
