@@ -235,11 +235,12 @@ for wrong CPUs for the maximum; what misses it is **bold**.
 
 `python -m benchmarks.wakeups` prints this table. A Guaranteed pod with one CPU sleeps for 1 ms,
 {waking} times, beside {busy} best-effort pods that never sleep. The latency is the time after the
-end of the sleep until the process runs. There are {waking_rounds} rounds, with each policy in turn,
-because other work of the machine makes wake-ups later, most of all the late ones. It gets little
-CPU time where the session has the nice value -20. Real processes run in real cgroups, on at most
-{waking_cpus} CPUs of the machine.
+end of the sleep until the process runs. There are {waking_rounds} rounds, with each policy in turn.
+Real processes run in real cgroups, on at most {waking_cpus} CPUs of the machine.
 
+* A CPU of its own is free of other containers, and not of the machine's other programs. Where these
+  take much CPU time, they decide the late wake-ups under every policy. They get less of it while
+  the session has the nice value -20. [Figures](dev/figures.md) has the ranges of several runs.
 * Under `none` all pods share these CPUs. Under `static` the waking pod has a CPU of its own. One
   CPU is reserved, and the agent runs there.
 * Under `dynamic` the waking pod is also resized in place meanwhile, to 2 CPUs and back to 1, again
