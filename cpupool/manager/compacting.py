@@ -257,7 +257,7 @@ def _unserved(
     grants = view.grants
     for ref, _, after in moves:
         grant = grants.chosen[ref.pod].changing(ref.name, after)
-        # Two containers may swap CPUs, so the next one finds them free.
+        # The next move may take what this one has left.
         grants = grants.replacing(grant).relieved()
     return choosing.unserved(facts, view.pods, grants, waiting)
 
