@@ -293,7 +293,7 @@ def run(
 def _nothing(event: Event, why: str, requests: Mapping[str, int]) -> Iterator[PlacementRecord]:
     for container in event.pod.containers:
         own = requests.get(container.name)
-        requested = {POLICY_CPUS: own} if own else container.requests
+        requested = container.requests if own is None else {POLICY_CPUS: own}
         for pool, count in sorted(requested.items()):
             name = container_name(event.pod, container)
             yield PlacementRecord(event.at_s, name, pool, count, refused=why)
