@@ -137,6 +137,21 @@ def test_guide_and_readme_show_what_is_printed(
     assert capsys.readouterr().out in guide
 
 
+def test_the_page_of_the_cpu_manager_shows_the_moves_of_the_example(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    page = (EXAMPLES.parents[1] / "docs/user/cpu-manager.md").read_text()
+    pools, trace = str(EXAMPLES / "cpu-manager.yaml"), str(EXAMPLES / "moves.jsonl")
+    example = (*EXAMPLE[:3], pools, "--trace", trace, "--compact", "--policy", "dynamic", "static")
+
+    assert cli.main(["simulate", *example]) == 0
+    printed = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    (move,) = (line for line in printed if line.startswith("Move "))
+    assert move in " ".join(page.split())
+    assert "\n".join(printed[-4:]) in page
+
+
 @pytest.fixture
 def of_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Install a policy that works, and one that cannot be imported."""
