@@ -371,6 +371,13 @@ class SimulatedNode:
         for admitted in self._running.values():
             yield from admitted.placements
 
+    def without_cpus(self) -> Iterator[str]:
+        """Yield the running containers that request no pool, and have no CPUs of their own."""
+        for admitted in self._running.values():
+            placed = {placement.container for placement in admitted.placements}
+            names = (container_name(admitted.pod, each) for each in admitted.pod.containers)
+            yield from (name for name in names if name not in placed)
+
     def moment(self, at_s: float) -> Moment:
         """Return the present measurements."""
         rooms = self._rooms.values()

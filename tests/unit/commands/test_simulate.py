@@ -382,6 +382,18 @@ def test_explain_says_which_part_of_a_bubble_a_simulated_container_has(
     assert "does not list a container that only shares the default pool" in capsys.readouterr().err
 
 
+def test_containers_that_share_are_named_below_the_list(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = EXAMPLES.parent / "cpu-manager"
+    given = [*EXAMPLE[:3], str(folder / "poolconfig.yaml"), "--pods", str(folder / "pods.yaml")]
+    assert cli.main(["simulate", *given, "--policy", "static"]) == 0
+    assert (
+        "Without a pool, and without CPUs of their own: default/part/main, default/both/logs,"
+        " default/burstable/main.\n"
+    ) in capsys.readouterr().out
+
+
 def test_pods_that_come_at_one_time_may_all_move(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
