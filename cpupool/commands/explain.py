@@ -32,7 +32,9 @@ _REFUSED: Final = (
     "look at `cpupool status` for what runs here, and at `kubectl describe pod` for why a pod was"
     " refused: its events have cpupool's sentence"
 )
-_NOT_SIMULATED: Final = "simulate it, too"
+_NOT_SIMULATED: Final = (
+    "simulate it, too; a simulation does not list a container that only shares the default pool"
+)
 _EXAMPLES = f"""\
 examples:
   cpupool explain default/web/main

@@ -24,14 +24,14 @@ from cpupool.commands.shell.options import (
 )
 from cpupool.commands.shell.reasons import SIMULATION_SCHEMA
 from cpupool.core import default_pool
-from cpupool.core.cpu_manager import Compaction, TopologyPolicy
+from cpupool.core.cpu_manager import DYNAMIC, Compaction, TopologyPolicy
 from cpupool.core.errors import ConfigError, ManifestError
-from cpupool.core.names import Names
+from cpupool.core.names import MOVES, Names
 from cpupool.core.workloads import CPUMoves
 from cpupool.kube import manifests
 from cpupool.kube.earlier_admission import EarlierAdmission
 from cpupool.plugins.load_sizing import PERIOD_S
-from cpupool.policies.built_in import assignable
+from cpupool.policies.built_in import CHOOSING, assignable
 from cpupool.simulate import load_trace, simulation, workload
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ PLOTS: Final = (".png", ".svg")
 _SEED: Final = 1
 _LOAD: Final = 0.9
 _MOST_PODS: Final = 100_000
+_ANY_MOVES: Final = f"add --compact {CPUMoves.ANY.value}"
 _EXAMPLES = """\
 examples:
   cpupool simulate --pools poolconfig-dpdk.yaml --pods deployment-pods.yaml
@@ -205,15 +206,15 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
     others = [name for name in policies if name not in simulation.POLICIES]
     installed = {name: found for name in others if (found := cpu_manager.of_package(name))}
     try:
-        events = _events(arguments, names, file.pools, topology)
-        moving = (
-            workload.movable(events, CPUMoves(arguments.compact)) if arguments.compact else None
-        )
+        given = _events(arguments, names, file.pools, topology)
+        events = given
+        if arguments.compact:
+            events = tuple(workload.movable(given, CPUMoves(arguments.compact)))
         with _progress(len(events) * len(policies)) as tell:
             results = simulation.compare(
                 topology,
                 pools,
-                events if moving is None else moving,
+                events,
                 policies,
                 installed=installed,
                 manager=TopologyPolicy(arguments.topology_manager),
@@ -222,7 +223,7 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
     except ConfigError as error:
         raise UsageError(error) from error
     if arguments.save_trace:
-        arguments.save_trace.write_text(workload.write(events), "utf-8")
+        arguments.save_trace.write_text(workload.write(given), "utf-8")
     if export:
         arguments.plot.write_bytes(export(results, arguments.plot.suffix))
     if arguments.json:
@@ -232,6 +233,8 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
     else:
         chooses = file.pools.cpu_manager.chooses
         show(topology, results, out, listed=bool(arguments.pods), chooses=chooses)
+        if not any(result.moves for result in results.values()):
+            _tell_why_none_moves(pools, policies, events, out)
     first = results[policies[0]]
     unserved = first.refusals or any(placed.held or placed.shares for placed in first.running)
     return 1 if arguments.pods and unserved else 0
@@ -246,6 +249,21 @@ def _compacted(arguments: argparse.Namespace, pools: NodePools) -> NodePools:
     if arguments.pods:
         compaction = replace(compaction, minimum_age_s=0)
     return replace(pools, cpu_manager=replace(pools.cpu_manager, compaction=compaction))
+
+
+def _tell_why_none_moves(
+    pools: NodePools, policies: Iterable[str], events: Iterable[Event], out: TextIO
+) -> None:
+    """Say what is missing if no container may move although there is compaction."""
+    manager = pools.cpu_manager
+    if manager.compaction is None:
+        return
+    # The other names are policies of pools, beside the pool file's CPU manager policy.
+    of_pools = set(simulation.POLICIES) - set(CHOOSING) - {simulation.KUBELET_PACKED}
+    if DYNAMIC not in {manager.policy if name in of_pools else name for name in policies}:
+        out.write(f"No policy here moves containers: add --policy {DYNAMIC}.\n")
+    elif all(event.pod.cpu_moves is CPUMoves.NEVER for event in events):
+        out.write(f"No pod here may move: give pods the annotation {MOVES}, or {_ANY_MOVES}.\n")
 
 
 def _replay(

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 NODE_SELECTOR: Final = "nodeSelector"
 """The key of the labels that a node must have; CPU-Pooler's README writes it among the pools."""
 _CPUS: Final = "cpus"
+_OPEN_EARLY: Final = re.compile(r"(?<![0-9-])([0-9]{1,9})\s*-(?=\s*,)", re.ASCII)
 _OPEN: Final = re.compile(r"(?:(.+),)?\s*([0-9]{1,9})\s*-\s*", re.ASCII | re.DOTALL)
 """A CPU list whose last range has no end: `0-1,16-`."""
 _HYPER_THREADING: Final = "hyperThreadingPolicy"
@@ -105,6 +106,11 @@ class PoolReader(Reader):
         """
         written = value if isinstance(value, Text) else None
         found = _OPEN.fullmatch(written.text) if written else None
+        early = _OPEN_EARLY.search(written.text) if written and kind is PoolKind.DEFAULT else None
+        if early:
+            what = f"{early[0]!r} has no end, and other CPUs follow"
+            self.refuse(value, what, f"write {early[1]}- last, or its last CPU")
+            return None, None
         if written is None or found is None:
             return self.cpus(value), None
         cpus, first = self.cpus(replace(written, text=found[1] or "")), int(found[2])

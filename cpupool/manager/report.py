@@ -177,6 +177,16 @@ class InBubble:
     cpus: CPUSet
     owns: bool
 
+    @property
+    def why(self) -> str:
+        """The reason why the policy has chosen the CPUs of the container."""
+        whose = (
+            "this part is the container's own"
+            if self.owns
+            else "its other containers share these, and run nowhere else"
+        )
+        return f"the bubble {self.cpus} for the resources of the whole pod: {whose}"
+
 
 @dataclass(frozen=True, slots=True)
 class ContainerStatus:

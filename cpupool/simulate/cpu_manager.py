@@ -24,6 +24,8 @@ from cpupool.manager.choosing import Choices
 from cpupool.manager.compacting import Planner
 from cpupool.manager.facts import NodeFacts
 from cpupool.manager.guard import made
+from cpupool.manager.report import InBubble
+from cpupool.policies import cpu_limit
 from cpupool.policies.built_in import assignable
 from cpupool.simulate.pool import Room
 
@@ -60,12 +62,14 @@ class Served:
         cpus: container → its CPUs; those of the whole pod where its containers share one set.
         reasons: container → why the policy chose its CPUs.
         waited_for: why it had to wait; empty if it did not wait until now.
+        bubbles: container → its place in the bubble of its pod; empty without a bubble.
     """
 
     pod: Pod
     cpus: Mapping[str, CPUSet]
     reasons: Mapping[str, tuple[Step, ...]]
     waited_for: str
+    bubbles: Mapping[str, InBubble]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +131,13 @@ class SimulatedCPUManager:
         return {uid: each.error.as_kubelet for uid, each in refused if each.error.heals is heals}
 
     def requests(self, pod: Pod) -> Mapping[str, int]:
-        """Return container → how many CPUs the policy gives it, alone or with its whole pod."""
+        """Return container → how many CPUs it requests, alone or with its whole pod.
+
+        It is 0 for a container that shares a bubble with others of its pod.
+        """
         requests = choosing.requested(self._facts, pod)
+        if WHOLE_POD in requests and self._facts.pools.cpu_manager.pod_level:
+            return {each.name: each.level_cpus for each in pod.containers}
         if WHOLE_POD in requests:
             return dict.fromkeys((each.name for each in pod.containers), requests[WHOLE_POD])
         return requests
@@ -264,7 +273,17 @@ class SimulatedCPUManager:
                 names = self.requests(pod)
                 cpus = {name: grant.part(name) for name in names}
                 reasons = {name: _reasons(grant, name) for name in names}
-                yield Served(pod, cpus, reasons, refusal.error.as_kubelet if refusal else "")
+                waited_for = refusal.error.as_kubelet if refusal else ""
+                yield Served(pod, cpus, reasons, waited_for, _places(grant, pod))
+
+
+def _places(grant: Grant, pod: Pod) -> Mapping[str, InBubble]:
+    """Return the place of each container in the bubble of its pod, if it has one."""
+    if not grant.bubble:
+        return {}
+    return {
+        each.name: InBubble(grant.cpus, cpu_limit.owns_part(grant, each)) for each in pod.containers
+    }
 
 
 def _reasons(grant: Grant, container: str) -> tuple[Step, ...]:

@@ -231,7 +231,8 @@ class SimulatedNode:
         }
         chooses, self._eligible = node_pools.cpu_manager.chooses, node_pools.cpu_manager.eligible
         self._cpu_manager = SimulatedCPUManager(topology, node_pools) if chooses else None
-        self._chooses = f"the policy {node_pools.cpu_manager.named} decides for the whole pod"
+        self._named = f"the policy {node_pools.cpu_manager.named}"
+        self._chooses = f"{self._named} decides for the whole pod"
         self._rooms = {name: pool.room for name, pool in self._exclusive.items()}
         if self._cpu_manager:
             self._rooms[POLICY_CPUS] = self._cpu_manager.room
@@ -370,6 +371,13 @@ class SimulatedNode:
         for admitted in self._running.values():
             yield from admitted.placements
 
+    def without_cpus(self) -> Iterator[str]:
+        """Yield the running containers that request no pool, and have no CPUs of their own."""
+        for admitted in self._running.values():
+            placed = {placement.container for placement in admitted.placements}
+            names = (container_name(admitted.pod, each) for each in admitted.pod.containers)
+            yield from (name for name in names if name not in placed)
+
     def moment(self, at_s: float) -> Moment:
         """Return the present measurements."""
         rooms = self._rooms.values()
@@ -404,14 +412,16 @@ class SimulatedNode:
                 # The CPUs that remain are those of the last change.
                 steps += admitted.refusals[container_name(admitted.pod, container)]
                 steps += [step for step in reasons if step.rule in CHANGES]
-                steps.append(Step("cpuManager", self._chooses, cpus))
+                place = now.bubbles.get(container.name)
+                why = f"{self._named} has chosen {place.why}" if place else self._chooses
+                steps.append(Step("cpuManager", why, cpus))
                 self._note(
                     admitted,
                     container,
                     POLICY_CPUS,
                     cpus,
                     steps,
-                    count=len(cpus),
+                    count=len(cpus) if place is None or place.owns else 0,
                     waited_s=waited_s,
                 )
                 found.add(Alignment.of({POLICY_CPUS: cpus}, {POLICY_CPUS: layout}))

@@ -130,6 +130,7 @@ class SimulationResult:
         refusals: the pods that did not fit.
         resizes: the resizes of containers in place, in the order of time.
         moves: the moves of containers, in the order of time.
+        without_cpus: the running containers that request no pool, and have no CPUs of their own.
     """
 
     summary: Summary
@@ -139,6 +140,7 @@ class SimulationResult:
     refusals: tuple[RefusedArrival, ...]
     resizes: tuple[ResizeRecord, ...] = ()
     moves: tuple[MoveRecord, ...] = ()
+    without_cpus: tuple[str, ...] = ()
 
 
 def compare(
@@ -287,13 +289,14 @@ def run(
         tuple(refusals),
         tuple(resizes),
         node.moves,
+        tuple(node.without_cpus()),
     )
 
 
 def _nothing(event: Event, why: str, requests: Mapping[str, int]) -> Iterator[PlacementRecord]:
     for container in event.pod.containers:
         own = requests.get(container.name)
-        requested = {POLICY_CPUS: own} if own else container.requests
+        requested = container.requests if own is None else {POLICY_CPUS: own}
         for pool, count in sorted(requested.items()):
             name = container_name(event.pod, container)
             yield PlacementRecord(event.at_s, name, pool, count, refused=why)

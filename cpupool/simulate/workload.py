@@ -29,7 +29,7 @@ from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any, Final
 
-from cpupool.core.cpu_manager import notice_seconds
+from cpupool.core.cpu_manager import MOST_NOTICE_S, notice_seconds
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.devices import Advertised, Offer, advertised
 from cpupool.core.errors import ConfigError, Location, Problem
@@ -37,6 +37,7 @@ from cpupool.core.names import MOVES, NOTICE, POLICY_CPUS, resource_named
 from cpupool.core.orchestration import QoS
 from cpupool.core.pools import MILLI_PER_CPU, PoolKind, is_name
 from cpupool.core.requests import Resource, ResourceKind
+from cpupool.core.suggestions import hint, nearest
 from cpupool.core.workloads import Container, ContainerKind, CPUMoves, Pod, PodUID, QoSClass
 from cpupool.kube import views
 from cpupool.kube.fields import Field
@@ -484,6 +485,7 @@ class _Reader:
         labels = _texts(found.get("labels", {}), "labels", pod_annotations.LABELS)
         known = (*pod_annotations.ANNOTATIONS, SPLIT, MOVES, NOTICE)
         annotations = _texts(found.get("annotations", {}), "annotations", known)
+        _check_words(annotations)
         level = _milli(full_name, found[_LEVEL]) if _LEVEL in found else None
         overhead = _milli(full_name, found.get(_OVERHEAD, 0))
         cpus = 0
@@ -521,7 +523,10 @@ def _object(line: str) -> _Line:
 
 def _allow_only(found: _Line, what: str, *keys: str) -> None:
     if unknown := [key for key in found if key not in keys]:
-        raise _LineError(f"{_shown(unknown[0])} is no key of {what}", f"use only {', '.join(keys)}")
+        # A pod has cpupool's annotations with a domain, and a trace without one.
+        meant = nearest(unknown[0].rpartition("/")[2], keys)
+        remedy = f"did you mean {meant}?" if meant else f"use only {', '.join(keys)}"
+        raise _LineError(f"{_shown(unknown[0])} is no key of {what}", remedy)
 
 
 def _full_name(value: object) -> str:
@@ -539,6 +544,16 @@ def _texts(value: object, what: str, known: tuple[str, ...]) -> Mapping[str, str
         if not isinstance(text, str):
             raise _LineError(f"{key} in {what} is {_shown(text)}", "write a text, in quotes")
     return value
+
+
+def _check_words(annotations: Mapping[str, str]) -> None:
+    """Refuse the words about changes of CPUs that the webhook denies."""
+    words = [moves.value for moves in CPUMoves]
+    if (word := annotations.get(MOVES)) is not None and word not in words:
+        raise _LineError(f"{MOVES} in annotations is {_shown(word)}", hint(word, words))
+    if (notice := annotations.get(NOTICE)) is not None and notice_seconds(notice) is None:
+        remedy = f"write a whole number of seconds from 0 to {MOST_NOTICE_S}, in quotes"
+        raise _LineError(f"{NOTICE} in annotations is {_shown(notice)}", remedy)
 
 
 def _containers(value: object, *, guaranteed: bool) -> list[Container]:

@@ -100,6 +100,10 @@ def show(
     if listed:
         titles = ("container", "pool", "requests", "CPUs", "NUMA nodes", "L3")
         drawing.show(drawing.table(titles, map(_cells, first.running)), out)
+        if first.without_cpus:
+            more = len(first.without_cpus) - _SHOWN
+            names = ", ".join(first.without_cpus[:_SHOWN]) + (f" and {more} more" * (more > 0))
+            door.tell(f"Without a pool, and without CPUs of their own: {names}.", out)
     pods = first.summary.admitted + first.summary.refused
     came = f"{first.summary.admitted} of {pods} pods came in"
     door.tell(f"Above is the end under {name}: {came}.", out)

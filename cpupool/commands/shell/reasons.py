@@ -196,9 +196,9 @@ def _request(status: NodeStatus, container: ContainerStatus) -> Step:
     for share in container.shares:
         of_policy = share.pool.kind is ResourceKind.POLICY
         if of_policy and container.bubble:
-            many = share.requested if container.bubble.owns else "no"
+            many = amount(share.pool, share.requested if container.bubble.owns else 0)
             equal = "" if container.bubble.owns else " with equal limits"
-            request = f"{many} whole CPUs{equal}, in a pod with resources of its own"
+            request = f"{many}{equal}, in a pod with resources of its own"
         elif of_policy and not share.requested:
             # The policy of a package may serve any container.
             named = status.pools.cpu_manager.named
@@ -224,7 +224,8 @@ def amount(resource: Resource, requested: int, qos: str = "") -> str:
     if resource.kind is ResourceKind.KUBELET:
         return f"{requested} of the kubelet's own CPUs"
     if resource.kind is ResourceKind.POLICY:
-        return f"{requested} whole CPUs{_IN_POD.get(qos, '')}"
+        many = f"{requested or 'no'} whole CPU{'s' * (requested != 1)}"
+        return f"{many}{_IN_POD.get(qos, '')}"
     milli = " milli-CPUs" if resource.kind is ResourceKind.SHARED else ""
     return f"{requested}{milli} of {resource}"
 
@@ -240,12 +241,7 @@ def _by_policy(status: NodeStatus, container: ContainerStatus, share: PoolShare)
     else:
         why = f"the policy {manager.named} has chosen them for the whole pod"
         if container.bubble:
-            why = f"the policy {manager.named} has chosen the bubble {container.bubble.cpus} for"
-            why += " the resources of the whole pod: " + (
-                "this part is the container's own"
-                if container.bubble.owns
-                else "its other containers share these, and run nowhere else"
-            )
+            why = f"the policy {manager.named} has chosen {container.bubble.why}"
         if share.reused_from:
             why += f", also for {share.reused_from}, which runs at another time"
         why += kept

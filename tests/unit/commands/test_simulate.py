@@ -137,6 +137,21 @@ def test_guide_and_readme_show_what_is_printed(
     assert capsys.readouterr().out in guide
 
 
+def test_the_page_of_the_cpu_manager_shows_the_moves_of_the_example(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    page = (EXAMPLES.parents[1] / "docs/user/cpu-manager.md").read_text()
+    pools, trace = str(EXAMPLES / "cpu-manager.yaml"), str(EXAMPLES / "moves.jsonl")
+    example = (*EXAMPLE[:3], pools, "--trace", trace, "--compact", "--policy", "dynamic", "static")
+
+    assert cli.main(["simulate", *example]) == 0
+    printed = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    (move,) = (line for line in printed if line.startswith("Move "))
+    assert move in " ".join(page.split())
+    assert "\n".join(printed[-4:]) in page
+
+
 @pytest.fixture
 def of_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Install a policy that works, and one that cannot be imported."""
@@ -320,12 +335,63 @@ def test_compaction_is_shown_before_anybody_is_moved(
 
     # Without the option, as without the word of a pod, nobody moves.
     assert cli.main(arguments) == 0
-    assert "moves" not in capsys.readouterr().out
+    assert "move" not in capsys.readouterr().out
     arguments[-1] = written(tmp_path, MOVING.replace("SAID", "{}"))
     assert cli.main([*arguments, "--compact"]) == 0
-    assert "moves" not in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert shown.endswith(
+        "No pod here may move: give pods the annotation cpu-moves, or add --compact any.\n"
+    )
+    assert "moves" not in shown.replace("cpu-moves", "")
+    of_policies = [each for each in arguments if each != "dynamic"]
+    assert cli.main([*of_policies, "--compact", "any"]) == 0
+    nobody = "No policy here moves containers: add --policy dynamic.\n"
+    assert capsys.readouterr().out.endswith(nobody)
     assert cli.main([*arguments, "--compact", "any"]) == 0
     assert move in capsys.readouterr().out
+
+
+def test_explain_says_which_part_of_a_bubble_a_simulated_container_has(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    MACHINES["telco_2s_2n_16c32t"].write(tmp_path)
+    manager = 'policy: static, reserved: "0,16", topologyScope: pod, podLevelResources: true'
+    pools = written(tmp_path, f"cpuManager: {{{manager}}}", "pools.yaml")
+    named = [{"name": "db", "cpu": 1}, {"name": "logs"}]
+    pods = [
+        {"at_s": 0, "pod": "ns/web", "cpu": 4, "containers": named},
+        {"at_s": 1, "pod": "ns/full", "cpu": 1, "containers": named},
+        {"at_s": 2, "pod": "ns/part", "cpu": 1.5, "containers": named},
+    ]
+    trace = written(tmp_path, "\n".join(map(json.dumps, pods)))
+    machine = ["--topology", str(tmp_path)]
+    assert cli.main(["simulate", *machine, "--pools", pools, "--trace", trace, "--json"]) == 0
+    file = written(tmp_path, capsys.readouterr().out, "result.json")
+
+    assert cli.main(["explain", "ns/web", "--file", file]) == 0
+    db, logs = capsys.readouterr().out.split("ns/web/logs: ")
+    bubble = "the policy static has chosen the bubble 1-2,17-18 for the resources of the whole pod"
+    assert "request: it requests 1 whole CPU => 1\n" in db
+    assert f"{bubble}: this part is the container's own => 1\n" in db
+    assert "request: it requests no whole CPUs => 2,17-18\n" in logs
+    assert f"{bubble}: its other containers share these, and run nowhere else => 2,17-18\n" in logs
+
+    assert cli.main(["explain", "ns/full/logs", "--file", file]) == 1
+    assert "request: it requests no whole CPUs => none\n" in capsys.readouterr().out
+    assert cli.main(["explain", "ns/part", "--file", file]) == 2
+    assert "does not list a container that only shares the default pool" in capsys.readouterr().err
+
+
+def test_containers_that_share_are_named_below_the_list(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = EXAMPLES.parent / "cpu-manager"
+    given = [*EXAMPLE[:3], str(folder / "poolconfig.yaml"), "--pods", str(folder / "pods.yaml")]
+    assert cli.main(["simulate", *given, "--policy", "static"]) == 0
+    assert (
+        "Without a pool, and without CPUs of their own: default/part/main, default/both/logs,"
+        " default/burstable/main.\n"
+    ) in capsys.readouterr().out
 
 
 def test_pods_that_come_at_one_time_may_all_move(

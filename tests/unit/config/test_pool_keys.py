@@ -252,6 +252,16 @@ def test_the_default_pool_may_have_all_cpus_from_one_on(
                 " write 8190 in place of 8190-"
             ),
         ),
+        *(
+            (
+                f'default: {{cpus: "{cpus}"}}',
+                (
+                    "a.yaml:2:19: pools.default.cpus: '2-' has no end, and other CPUs follow;"
+                    " write 2- last, or its last CPU"
+                ),
+            )
+            for cpus in ("2-,17", "0,2-,4-")
+        ),
         (
             'default: {cpus: ",16-"}',
             (

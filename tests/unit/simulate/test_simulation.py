@@ -289,7 +289,7 @@ ARRIVAL = '{"at_s": 1, "pod": "ns/a", "containers": [{"name": "c", "requests": {
         ('{"at_s": 2, "pod": "ns/b", "until": 3}', "'until' is no key of an event; use only at_s"),
         (
             '{"at_s": 2, "pod": "ns/b", "containers": [{"nme": "c"}]}',
-            "'nme' is no key of a container; use only name, kind, requests",
+            "'nme' is no key of a container; did you mean name?",
         ),
         *(
             (
@@ -323,6 +323,22 @@ ARRIVAL = '{"at_s": 1, "pod": "ns/a", "containers": [{"name": "c", "requests": {
         (
             '{"at_s":2,"pod":"n/b","containers":[{"name":"c"}],"annotations":{"cpus-per-container":1}}',
             "cpus-per-container in annotations is 1; write a text, in quotes",
+        ),
+        *(
+            (
+                f'{{"at_s":2,"pod":"n/b","containers":[{{"name":"c"}}],"annotations":{{{said}}}}}',
+                problem,
+            )
+            for said, problem in (
+                (
+                    '"nokia.k8s.io/cpu-moves": "any"',
+                    "'nokia.k8s.io/cpu-moves' is no key of annotations; did you mean cpu-moves?",
+                ),
+                ('"cpu-moves": "Any"', "cpu-moves in annotations is 'Any'; did you mean any?"),
+                ('"cpu-moves": "x"', "cpu-moves in annotations is 'x'; use never or same-l3 or"),
+                ('"cpu-notice-seconds": "5s"', "cpu-notice-seconds in annotations is '5s'; write"),
+                ('"cpu-notice-seconds": "3601"', "cpu-notice-seconds in annotations is '3601'; w"),
+            )
         ),
         (
             '{"at_s": 2, "pod": "ns/b", "containers": [{"name": 1}]}',
