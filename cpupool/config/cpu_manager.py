@@ -193,6 +193,13 @@ def validate(pools: NodePools, topology: CPUTopology | None) -> Iterator[Problem
         yield from manager.options.contradictions(manager.topology_policy)
         yield from _wrongly_reserved(pools, topology)
         yield from _wrong_for_system_pods(pools, topology)
+    if manager.compaction and manager.on_misfit is Misfit.FAIL:
+        yield _problem(
+            f"with {ON_MISFIT}: {Misfit.FAIL.value} no pod waits, so nobody moves to make room",
+            f"write {ON_MISFIT}: {Misfit.HOLD.value}, or remove {COMPACTION}",
+            Severity.WARNING,
+            path=f"{CPU_MANAGER}.{COMPACTION}",
+        )
 
 
 def _refuse_strange_settings(

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
+from cpupool import cli
 from cpupool.core.cpu_manager import Compaction
 from tests.unit.config.poolconfig.files import parse, refused
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 FILE = """\
 cpuManager:
@@ -56,6 +62,20 @@ def test_an_option_that_lays_cpus_apart_contradicts_it(option: str) -> None:
         f"a.yaml:4:15: cpuManager.compaction: moves bring CPUs closer together, and {option} lays"
         f" them apart; remove compaction, or turn {option} off"
     )
+
+
+@pytest.mark.parametrize("misfit", ["fail", "hold", "share"])
+def test_that_nobody_moves_for_pods_that_fail_is_a_warning(
+    misfit: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text(FILE % f"{{movesPerHour: 2}}\n  onMisfit: {misfit}")
+    assert cli.main(["validate", str(file)]) == 0
+    warning = (
+        f"{file}:4:3: warning: cpuManager.compaction: with onMisfit: fail no pod waits, so nobody"
+        " moves to make room; write onMisfit: hold, or remove compaction\n"
+    )
+    assert (warning in capsys.readouterr().out) is (misfit == "fail")
 
 
 def test_a_key_that_is_misspelt_is_named() -> None:
