@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         Adjustment,
         CreateContainer,
         Message,
+        Synchronize,
         Update,
         UpdateContainer,
     )
@@ -60,6 +61,7 @@ _write, _answer, _note = files.write_atomically, NRIRuntime.answer_create, NRIRu
 _allocate = ResourcePlugin.allocate
 _write_cpus, _update_all = CgroupFS.write, NRIRuntime.update_all
 _answer_update, _update = NRIRuntime.answer_update, NRIRuntime.update
+_answer_synchronize = NRIRuntime.answer_synchronize
 _narrow, _settle = Manager.narrow, Manager.settle
 _decide, _list = KeptPlugin.allocate, KeptPlugin.allocations
 _reaching = threading.Lock()
@@ -111,6 +113,15 @@ def answer_update(
     if update and str(update.cpus) == os.environ[VICTIM]:
         self.flush()
         _reach("answered")
+
+
+def answer_synchronize(self: NRIRuntime, message: Synchronize, updates: Iterable[Update]) -> None:
+    """Correct containers, and die as soon as the runtime has the victim's CPUs for one."""
+    made = list(updates)
+    _answer_synchronize(self, message, made)
+    if os.environ[VICTIM] in {str(each.cpus) for each in made}:
+        self.flush()
+        _reach(WRITTEN)
 
 
 def note(self: NRIRuntime, message: Message) -> None:
@@ -186,6 +197,7 @@ if __name__ == "__main__":
     files.write_atomically = write
     NRIRuntime.answer_create = answer  # type: ignore[method-assign]
     NRIRuntime.answer_update = answer_update  # type: ignore[method-assign]
+    NRIRuntime.answer_synchronize = answer_synchronize  # type: ignore[method-assign]
     NRIRuntime.update = update  # type: ignore[method-assign]
     Manager.narrow = narrow  # type: ignore[method-assign]
     Manager.settle = settle  # type: ignore[method-assign]
