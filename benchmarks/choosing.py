@@ -32,8 +32,15 @@ from benchmarks.koordinator import ROUNDS as ARRIVALS
 from benchmarks.koordinator import SHARING as SHARING_LS
 from benchmarks.koordinator import SLOW_S, arrivals
 from benchmarks.node_topology import EVENTS, figures, refusals
+from benchmarks.pointer_chase import ACCESSES, BATCHES, CHASED_MIB, COPIED_MIB, pointer_chase
+from benchmarks.pointer_chase import CPUS as CHASE_CPUS
+from benchmarks.pointer_chase import IMAGE as CHASE_IMAGE
+from benchmarks.pointer_chase import ROUNDS as CHASE_ROUNDS
 from benchmarks.resource_plugins import ADMITTED, GIVEN, plugins
 from benchmarks.wakeups import BUSY, IMAGE, WAKE_UPS, wakeups
+from benchmarks.wakeups import CPUS as WAKE_UP_CPUS
+from benchmarks.wakeups import ROUNDS as WAKE_UP_ROUNDS
+from benchmarks.workloads import PAUSE_S
 from tests.topology_match_experiment import NODES
 
 DOCUMENT: Final = Path(__file__).resolve().parents[1] / "docs" / "benchmarks.md"
@@ -73,13 +80,24 @@ def main() -> None:
             bursts_each=BURSTS,
             bursts=table(("what", "measured", "aim"), bursts()),
             busy=BUSY,
-            waking=WAKE_UPS,
+            waking=f"{WAKE_UPS * WAKE_UP_ROUNDS:,}",
+            waking_rounds=WAKE_UP_ROUNDS,
+            waking_cpus=WAKE_UP_CPUS,
+            pause_s=PAUSE_S,
             ls_pods=SHARING_LS,
             arrived=ARRIVALS,
             slow_ms=f"{SLOW_S * 1000:g}",
             arrivals=arrivals(tell),
             wakeups=wakeups(tell),
             image=f"images/{IMAGE.name}",
+            chase=pointer_chase(tell),
+            chase_image=f"images/{CHASE_IMAGE.name}",
+            chased=CHASED_MIB,
+            copied=COPIED_MIB,
+            followed=f"{CHASE_ROUNDS * BATCHES * ACCESSES:,}",
+            accesses=ACCESSES,
+            chase_rounds=CHASE_ROUNDS,
+            chase_cpus=CHASE_CPUS,
             recorded=NODES,
             refusals=refusals(tell),
             events=EVENTS,
@@ -197,7 +215,7 @@ of CRI to the last pod's first instruction; *on wrong CPUs* is as in
 for wrong CPUs for the maximum; what misses it is **bold**.
 
 * *The CPU time of a pod's life* misses its aim. In a life the agent sweeps about seven times, and
-  about four times with `nri`: the cgroups of the sandbox and the container come and go one after
+  once or twice with `nri`: the cgroups of the sandbox and the container come and go one after
   the other. `python -m benchmarks.lives` says where the time goes. The answers to NRI take
   5 ms, and a call of the runtime over gRPC in Python more than 1 ms.
   [Figures](dev/figures.md#why-a-pod-still-costs-more-than-10-ms) has the parts.
@@ -213,12 +231,43 @@ for wrong CPUs for the maximum; what misses it is **bold**.
 
 {wakeups}
 
-![Share of wake-ups that are later than a time, for both policies]({image})
+![Share of wake-ups that are later than a time, under each policy]({image})
 
-A Guaranteed pod with one CPU sleeps for 1 ms, {waking} times, beside {busy} best-effort pods that
-never sleep. Under `none` all share all CPUs of the machine; under `static` the pod has a CPU of its
-own. Real processes in real cgroups; the latency is the time after the end of the sleep until the
-process runs.
+`python -m benchmarks.wakeups` prints this table. A Guaranteed pod with one CPU sleeps for 1 ms,
+{waking} times, beside {busy} best-effort pods that never sleep. The latency is the time after the
+end of the sleep until the process runs. There are {waking_rounds} rounds, with each policy in turn.
+Real processes run in real cgroups, on at most {waking_cpus} CPUs of the machine.
+
+* A CPU of its own is free of other containers, and not of the machine's other programs. Where these
+  take much CPU time, they decide the late wake-ups under every policy. They get less of it while
+  the session has the nice value -20. [Figures](dev/figures.md) has the ranges of several runs.
+* Under `none` all pods share these CPUs. Under `static` the waking pod has a CPU of its own. One
+  CPU is reserved, and the agent runs there.
+* Under `dynamic` the waking pod is also resized in place meanwhile, to 2 CPUs and back to 1, again
+  and again. {pause_s:g} s pass after each resize, and the notice is 0 s.
+* *Emulated*: a pod that grows needs {waking_cpus} CPUs, two of its own and one for the others.
+  Where the machine has two, the third CPU and the cgroups of this row are emulated: the agent
+  decides and writes the same, and a process runs on those of its CPUs that are there. So this row
+  shows what the agent's work costs the waking process, which keeps its real CPU. It does not show a
+  move of the process to the CPU that comes, or from the CPU that goes.
+
+## The CPU manager: neighbours that use the caches
+
+{chase}
+
+![Share of accesses that are slower than a time, alone and with neighbours]({chase_image})
+
+`python -m benchmarks.pointer_chase` prints this table. A Guaranteed pod with one CPU follows a
+chain of pointers through {chased} MiB in random order, for {followed} accesses, beside best-effort
+pods that copy {copied} MiB again and again. Each time is the mean of {accesses} accesses. There are
+{chase_rounds} rounds, with each row in turn. Real processes run in real cgroups, on {chase_cpus}
+CPUs of the machine.
+
+* `static` gives the pod a CPU, with the caches that belong to this CPU alone. With two neighbours
+  the pod has its CPU all the time, so it makes more accesses in a second than under `none`. With
+  one neighbour each pod finds a CPU of its own under `none`, too.
+* `static` does not divide the cache and the memory bandwidth that all CPUs share. The neighbours
+  take the chain out of this cache under both policies: compare with the row without a neighbour.
 
 ## The policy koordinator: an LSR pod arrives
 

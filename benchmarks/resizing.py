@@ -94,7 +94,10 @@ def _cpus(node: EmbeddedNode, pod: str) -> CPUSet:
         for process in node.processes()
         if (process.pod.name, process.container) == (pod, "main")
     )
-    return tree.effective(path)
+    while not (found := tree.effective(path)):
+        # The file of an emulated cgroup is empty for the moment in which it is written.
+        pass
+    return found
 
 
 def _until(condition: Callable[[], bool]) -> None:

@@ -2,47 +2,59 @@
 
 The synthetic workload for phase 2 of the CPU Manager proposal (kubernetes/community#654): a
 Guaranteed pod wakes up each millisecond, and best-effort pods use all the CPU time that they can
-get. Real processes run in real cgroups, which the agent writes.
+get. Under `dynamic` the pod grows and shrinks in place meanwhile. `python -m benchmarks.wakeups`
+prints the table and draws the picture.
 """
 
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
-import tempfile
-from contextlib import ExitStack, contextmanager
-from io import BytesIO
-from pathlib import Path
+from itertools import cycle
 from typing import TYPE_CHECKING, Final
 
-import matplotlib as mpl
-from matplotlib.backends.backend_svg import FigureCanvasSVG
-from matplotlib.figure import Figure
-
 from benchmarks.documents import Times, table
-from cpupool.agent.setup import Setup
-from cpupool.commands.demo.live import LiveNode
+from benchmarks.workloads import (
+    IMAGES,
+    NONE,
+    STATIC,
+    Curve,
+    drawn,
+    loaded_node,
+    online,
+    other_work,
+    show,
+)
+from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import HostError
-from cpupool.host.sysfs import Sysfs
-from cpupool.local.cgroups import RealCgroups
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
-IMAGE: Final = Path(__file__).resolve().parents[1] / "docs" / "images" / "wakeups.svg"
-POLICIES: Final = {
-    "none": "cpuManager: {policy: none}",
-    "static": "cpuManager: {policy: static, reserved: 1}",
-}
+IMAGE: Final = IMAGES / "wakeups.svg"
 BUSY: Final = 4
-WAKE_UPS: Final = 10_000
+ROUNDS: Final = 20
+WAKE_UPS: Final = 500
 PERIOD_S: Final = 0.001
-_POINTS: Final = 200
-_STYLES: Final = {"none": ("#d55e00", "--"), "static": ("#0072b2", "-")}
-_SPIN: Final = "while True: pass"
-_MEASURE: Final = f"""
+_SIZES: Final = (2, 1)
+"""How many CPUs the pod has after each resize, again and again."""
+CPUS: Final = max(_SIZES) + 1
+"""How many CPUs are used: one is for the others."""
+_DYNAMIC: Final = "dynamic"
+_POLICIES: Final = {
+    "none": NONE,
+    "static": STATIC,
+    _DYNAMIC: "policy: dynamic, reserved: {reserved}, maxNoticeSeconds: 0",
+}
+_CURVES: Final = {
+    "none": Curve("#d55e00", "--"),
+    "static": Curve("#0072b2", "-"),
+    _DYNAMIC: Curve("#009e73", ":", 2.5),
+}
+_SPIN: Final = (sys.executable, "-c", "print(input(), flush=True)\nwhile True: pass")
+_WAKE_UP: Final = f"""
 import json, sys, time
+input()
 late_us = []
 for _ in range({WAKE_UPS}):
     before_s = time.monotonic()
@@ -55,70 +67,51 @@ json.dump(late_us, sys.stdout)
 
 def wakeups(tell: Callable[[str], None]) -> str:
     """Return a table of the latencies by policy; draw their distributions into `IMAGE`."""
+    before, there = other_work(), CPUSet(list(online())[:CPUS])
+    with_resizes = there if len(there) == CPUS else CPUSet(range(CPUS))
+    found: dict[str, list[float]] = {policy: [] for policy in _POLICIES}
+    resizes = 0
     try:
-        found = dict(_measured(tell))
+        for number in range(1, ROUNDS + 1):
+            # In turns, so that all policies meet the same machine.
+            for policy in _POLICIES:
+                tell(f"{WAKE_UPS} wake-ups beside {BUSY} busy pods, {policy}, round {number}")
+                cpus = with_resizes if policy == _DYNAMIC else there
+                latencies_us, more = _measured(policy, cpus)
+                found[policy] += latencies_us
+                resizes += more
     except HostError as reason:
         return f"Not measured: {reason}"
-    IMAGE.write_bytes(_drawn(found))
-    rows = [(policy, _spread(latencies_us)) for policy, latencies_us in found.items()]
+    IMAGE.write_bytes(drawn(found, _CURVES, "wake-ups that are later", "wake-up latency (µs)"))
+    what = f"{_DYNAMIC}, {resizes} resizes"
+    if missing := with_resizes - online():
+        what += f"; CPU {missing} is emulated"
+        tell(f"CPU {missing} was emulated: a pod cannot grow on this machine's {there}")
+    rows = [
+        before,
+        *(
+            (what if policy == _DYNAMIC else policy, _spread(latencies_us))
+            for policy, latencies_us in found.items()
+        ),
+    ]
     return table(("policy", "median / 99th percentile / maximum"), rows)
 
 
-def _measured(tell: Callable[[str], None]) -> Iterator[tuple[str, Sequence[float]]]:
-    cpus = Sysfs.at(Path("/sys")).topology().online
-    for policy, text in POLICIES.items():
-        tell(f"{WAKE_UPS} wake-ups beside {BUSY} busy pods, policy {policy}")
-        with (
-            tempfile.TemporaryDirectory(prefix="cpl-", dir="/tmp") as folder,
-            RealCgroups.open("bench", cpus) as place,
-        ):
-            config = Path(folder, "etc")
-            config.mkdir()
-            pool = f'pools:\n  default: {{cpus: "{cpus}"}}\n{text}\n'
-            (config / "poolconfig-bench.yaml").write_text(pool)
-            with LiveNode(Path(folder), place, Setup(config), {}) as live:
-                yield policy, _latencies_us(live, place)
+def _measured(policy: str, cpus: CPUSet) -> tuple[Sequence[float], int]:
+    """Return the latencies under a policy, and how many resizes there were meanwhile."""
+    resizes, sizes = 0, cycle(_SIZES)
+    with loaded_node(_POLICIES[policy], cpus, BUSY) as node:
 
+        def meanwhile() -> None:
+            nonlocal resizes
+            if policy == _DYNAMIC:
+                node.resize(next(sizes))
+                resizes += 1
 
-def _latencies_us(live: LiveNode, place: RealCgroups) -> Sequence[float]:
-    for number in range(BUSY):
-        live.run_pod(_pod(f"busy-{number}", {}))
-    live.run_pod(_pod("waking", {"cpu": "1", "memory": "64Mi"}))
-    live.settled_rows()
-    with ExitStack() as running:
-        for process in live.node.processes():
-            if process.container and process.pod.name != "waking":
-                running.enter_context(_in_cgroup(place, process.instance.cgroup, _SPIN))
-        (waking,) = (
-            process
-            for process in live.node.processes()
-            if process.container and process.pod.name == "waking"
+        latencies_us: list[float] = json.loads(
+            node.measured((sys.executable, "-c", _WAKE_UP), _SPIN, meanwhile)
         )
-        measuring = running.enter_context(_in_cgroup(place, waking.instance.cgroup, _MEASURE))
-        out, _ = measuring.communicate()
-    latencies_us: list[float] = json.loads(out)
-    return latencies_us
-
-
-@contextmanager
-def _in_cgroup(place: RealCgroups, cgroup: str, code: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run Python code in a container's cgroup."""
-    # It begins once it is in the cgroup.
-    command = [sys.executable, "-c", f"input()\n{code}"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        try:
-            place.enter(cgroup, process.pid)
-            assert process.stdin
-            process.stdin.write(b"\n")
-            process.stdin.flush()
-            yield process
-        finally:
-            process.kill()
-
-
-def _pod(name: str, limits: Mapping[str, str]) -> dict[str, object]:
-    container = {"name": "main", "resources": {"limits": dict(limits)}}
-    return {"kind": "Pod", "metadata": {"name": name}, "spec": {"containers": [container]}}
+    return latencies_us, resizes
 
 
 def _spread(latencies_us: Sequence[float]) -> str:
@@ -126,26 +119,5 @@ def _spread(latencies_us: Sequence[float]) -> str:
     return times.shown(float("inf"))
 
 
-def _drawn(found: Mapping[str, Sequence[float]]) -> bytes:
-    """Draw the share of wake-ups that are later than a time, for each policy."""
-    figure = Figure(figsize=(7, 3.6), layout="constrained")
-    FigureCanvasSVG(figure)
-    axes = figure.subplots()
-    for policy, latencies_us in found.items():
-        ordered = sorted(latencies_us)
-        count = len(ordered)
-        # Logarithmic steps: the few late ones matter most.
-        ranks = sorted({int(count - count ** (step / _POINTS)) for step in range(_POINTS + 1)})
-        colour, stroke = _STYLES[policy]
-        late = [(count - rank) / count for rank in ranks]
-        axes.plot([ordered[rank] for rank in ranks], late, stroke, color=colour, label=policy)
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_xlabel("wake-up latency (µs)")
-    axes.set_ylabel("share of wake-ups that are later")
-    axes.grid(alpha=0.3)
-    axes.legend(title="CPU manager policy")
-    written = BytesIO()
-    with mpl.rc_context({"svg.hashsalt": "cpupool", "svg.fonttype": "none"}):
-        figure.savefig(written, format="svg", metadata={"Date": None})
-    return written.getvalue()
+if __name__ == "__main__":
+    show(wakeups)

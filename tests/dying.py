@@ -62,15 +62,18 @@ _write_cpus, _update_all = CgroupFS.write, NRIRuntime.update_all
 _answer_update, _update = NRIRuntime.answer_update, NRIRuntime.update
 _narrow, _settle = Manager.narrow, Manager.settle
 _decide, _list = KeptPlugin.allocate, KeptPlugin.allocations
+_reaching = threading.Lock()
 
 
 def _reach(step: str) -> None:
-    first, _, later = os.environ.get(DIES, "").partition(",")
-    if first == step and Path(os.environ.get(ARMED, "/")).exists():
-        os.environ[DIES] = later
-        # A thread that signals its process runs on until another one has the signal, and may be
-        # at the next step by then: the process would halt once for both.
-        signal.pthread_kill(threading.get_ident(), int(os.environ.get(SIGNAL, signal.SIGKILL)))
+    # Plugins are asked in a thread each: two at one step would halt the process twice.
+    with _reaching:
+        first, _, later = os.environ.get(DIES, "").partition(",")
+        if first == step and Path(os.environ.get(ARMED, "/")).exists():
+            os.environ[DIES] = later
+            # A thread that signals its process runs on until another one has the signal, and may
+            # be at the next step by then: the process would halt once for both.
+            signal.pthread_kill(threading.get_ident(), int(os.environ.get(SIGNAL, signal.SIGKILL)))
 
 
 def write(path: Path, data: bytes, *rest: Any, **options: Any) -> None:

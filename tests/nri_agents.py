@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from cpupool.core.events import EventSink
     from cpupool.core.mounts import Mount
     from cpupool.core.workloads import ContainerRef, Pod
+    from cpupool.manager.facts import ContainerKey
     from cpupool.manager.resolve import Snapshot
     from cpupool.runtime.nri.connection import Launch
 
@@ -136,6 +137,8 @@ class Agent:
     clock: Callable[[], float] = time.monotonic
     waits: WaitRules = WaitRules()  # noqa: RUF009 - it is frozen
     update_s: float = DEADLINE_S
+    guarded: bool = False
+    """It asks the runtime for no CPUs that a container must not have by the decisions of now."""
     recorded: list[list[str]] = field(default_factory=list)
     """The pods whose choices were recorded, each time."""
     memory: dict[str, MemoryNodes] = field(default_factory=dict)
@@ -156,6 +159,7 @@ class Agent:
             self.manager.names,
             look=self.looked.release,
             launch=self.launch,
+            allows=self._allows,
             update_s=self.update_s,
             now_s=self._now_s,
         )
@@ -193,6 +197,9 @@ class Agent:
 
     def _folder(self, ref: ContainerRef) -> Mount | None:
         return self.folder(ref)
+
+    def _allows(self, key: ContainerKey, cpus: CPUSet) -> bool:
+        return not self.guarded or self.manager.snapshot().allows(key, cpus)
 
     def _now_s(self) -> float:
         return 0.0 if self.patient else self.clock()

@@ -47,6 +47,7 @@ class ModelRuntime:
         asked: the ids that it was asked to recognise, one entry for each question.
         may_lock_up: whether changes by its plugin can lock it up.
         delays: whether a start waits, and the runtime takes no change.
+        unanswered: whether it may still make a change that it has not answered.
         expected: the calls that its plugin was told to expect, while they are made.
     """
 
@@ -65,6 +66,7 @@ class ModelRuntime:
     asked: list[frozenset[str]] = field(default_factory=list)
     may_lock_up: bool = False
     delays: bool = False
+    unanswered: bool = False
     expected: dict[str, str] = field(default_factory=dict)
 
     def connected(self) -> bool:

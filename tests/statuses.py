@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from cpupool.core.assignments import Placement, Step
@@ -24,6 +25,7 @@ from cpupool.core.pools import MixedCPUs, NodePools, Pool, PoolKind
 from cpupool.core.withheld import Withheld
 from cpupool.manager.report import (
     ContainerStatus,
+    InBubble,
     NodeResource,
     NodeStatus,
     OwnChanges,
@@ -78,6 +80,7 @@ STATUS = NodeStatus(
             "static", 2, StaticOptions(full_pcpus_only=True), suppression=Suppression(),
             max_notice_s=30, eligible=Eligible.CONTAINER,
             system_pods=SystemPods(("kube-system", "monitoring"), CPUSet.of(1)),
+            pod_level=True,
             compaction=Compaction(3, 60),
         ),
     ),
@@ -85,7 +88,8 @@ STATUS = NodeStatus(
         _container("a", Placement.POOLS,
                    _share(resource("exclusive_a"), Choice(FOUR, (Step("rule", "why", FOUR),))),
                    _share(resource("shared_b"))),
-        _container("b", Placement.POLICY, _share(POLICY_CPUS, Choice(FOUR))),
+        replace(_container("b", Placement.POLICY, _share(POLICY_CPUS, Choice(FOUR))),
+                bubble=InBubble(FOUR, owns=True)),
         _container("c", Placement.KUBELET, _share(KUBELET_CPUS)),
         *(_container(each.value, each) for each in Placement),
     ),

@@ -144,7 +144,7 @@ class Agent:
         self._compactor = Compactor(
             manager,
             telemetry=self._telemetry,
-            ready=self._is_ready,
+            ready=enforcement.may_move,
             begun=self._signals.of(Change.RUNTIME),
         )
         self._configurator = self._make_configurator(cpus)

@@ -1,9 +1,9 @@
-"""The compactor moves running containers to other CPUs of their own, so that a waiting pod fits.
+"""The compactor begins the moves of running containers to other CPUs of their own.
 
 It begins one move at a time, and looks again after each sweep: the next move begins only after the
-kernel has reported that the container has left its old CPUs. The move itself is like a resize: the
-cpusetter gives the container its old and its new CPUs, the keeper of own CPUs announces which CPUs
-leave, and waits for the notice.
+kernel has reported that the container has left its old CPUs. The rest of a move is as in a resize.
+The cpusetter gives the container its new CPUs beside the old ones. The keeper of own CPUs announces
+which CPUs leave, and waits for the notice.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class Compactor(StepLoop):
     Args:
         manager: the node's state.
         telemetry: takes Events for a pod's author, the number of moves, and the beats of the loop.
-        ready: returns whether the owner of each CPU is known, and the agent places containers.
+        ready: returns whether the owner of each CPU is known and recorded, and the agent places
+            containers.
         begun: called when a move has begun; it must not block.
         unix_s: the wall clock.
         now_s: a monotonic clock.

@@ -120,6 +120,7 @@ class Enforcement:
             started=self._container_started,
             launch=runtime.launch,
             memory=placed,
+            allows=lambda key, cpus: manager.snapshot().allows(key, cpus),
         )
         sockets = [runtime.cri_socket] if runtime.cri_socket else root.cri_sockets
         cri = CRI(sockets, manager.names, memory=placed, awaits=nri.awaits)
@@ -243,6 +244,13 @@ class Enforcement:
             appears=self._root.nri_socket.parent,
             telemetry=telemetry,
         )
+
+    def may_move(self) -> bool:
+        """Return whether containers may move: a restart must find where they are.
+
+        The annotation of a container that has moved names CPUs that others may own by now.
+        """
+        return self.cpusetter.ready and self._record.is_kept()
 
     def swept(self, report: SweepReport) -> None:
         """Pass a sweep's report to the keepers; called on the sweeping thread."""

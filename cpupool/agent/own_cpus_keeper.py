@@ -4,7 +4,8 @@ A container that loses CPUs reads in its folder which CPUs these are, and the ea
 loss. The keeper first writes the folder, and begins the notice then. After the notice the keeper
 narrows the container. When the kernel reports that the container's cpuset is the new set, the
 keeper writes into the folder that the change is complete. If a container gets CPUs, the keeper
-writes the folder when the kernel reports the new CPUs in the cpuset.
+writes the folder when the kernel reports the new CPUs in the cpuset. A change by a plugin is
+complete when the keeper hears of it, so it has no notice.
 
 A notice ends early if the agent sees that no thread of the container needs a leaving CPU. A thread
 needs one if it is pinned to leaving CPUs alone.
@@ -67,9 +68,10 @@ class _Notice:
     Attributes:
         assigned: the CPUs that stay.
         leaving: the CPUs that leave.
-        ready: whether the kernel had the CPUs in force when it began: only then the folder tells of
-            it, and otherwise it begins anew once the kernel has them.
-        change: what the folder tells; None without a delay: one notice then tells what has left.
+        ready: whether the container's cpuset had all CPUs in force when the notice began. Only
+            then the folder has the notice. Otherwise it begins again when the cpuset is right.
+        change: the announcement in the folder. None if the notice is not ready, or has 0 seconds:
+            then the folder gets a report after the CPUs have left.
         due_s: when the CPUs are taken.
         threads_s: when the agent looks next whether a thread needs them; infinite for never.
     """
@@ -285,7 +287,7 @@ class OwnCPUsKeeper(StepLoop):
             told = Told(own.in_force, own.assigned, own.baseline, change)
             right = self._tell(ref, told, before)
         if not lasts:
-            # The delay begins after the attempt to write, whatever became of it.
+            # The notice begins after the attempt to write, also if this has failed.
             now_s = self._now_s()
             threads_s = now_s + _REACTION_S if has_folder and right and ready else math.inf
             self._notices[ref] = _Notice(
@@ -307,7 +309,7 @@ class OwnCPUsKeeper(StepLoop):
             return None
         not_before = NotBefore(self._wall_s() + own.notice_s, self._now_s() + own.notice_s)
         if before and before.announced and before.assigned == own.assigned:
-            # An earlier agent has announced it. The delay begins anew.
+            # An earlier agent has announced it. The notice begins again.
             return replace(before.announced, removed=own.leaving, not_before=not_before)
         added = own.assigned - before.assigned - before.cpus if before else CPUSet()
         reason = Reason.COMPACT if added else Reason.SHRINK
@@ -385,6 +387,8 @@ def _reason(before: Told, own: OwnCPUs, removed: CPUSet) -> Reason:
     if not (less or more):
         # The container must have the same CPUs as before.
         return Reason.OFFLINE if removed else Reason.ONLINE
+    if own.cause:
+        return own.cause
     if less and more:
         return Reason.COMPACT
     return Reason.GROW if more else Reason.SHRINK

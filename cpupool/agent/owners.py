@@ -1,6 +1,7 @@
-"""The containers with CPUs of their own, by the decisions of now and by what the last sweep found.
+"""The containers with CPUs of their own: what they must have, and what the last sweep found.
 
-The keeper of own CPUs learns here what each container has, and ends notices here.
+The keeper of own CPUs asks here which CPUs each container has. When a notice has ended, it takes
+the CPUs away here.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class NodeOwners:
         Returns:
             The containers whose CPUs another program had written; None if nothing is new.
         """
-        if report.waiting_for:
+        if report.waiting_for or report.uncertain:
             return None
         self._found = report.found
         now = self._manager.snapshot()

@@ -380,14 +380,25 @@ def _misfits(known: _Known) -> Iterable[Row]:
         yield runtime_checks.misfits(known.pools.cpu_manager.on_misfit, writer)
 
 
-def _resizes(known: _Known) -> Iterable[Row]:
-    if not known.policy.resizes or known.pools is None:
-        return ()
-    gates: Mapping[str, bool] = {}
+def _feature_gates(known: _Known) -> Mapping[str, bool]:
     # Another check reports what is wrong with the configuration.
     with suppress(CPUPoolError):
         if (config := known.node.kubelet()) is not None:
-            gates = config.feature_gates
+            return config.feature_gates
+    return {}
+
+
+def _bubbles(known: _Known) -> Iterable[Row]:
+    if known.pools is None:
+        return ()
+    status = known.status and known.status[0]
+    return cpu_checks.pod_level(known.pools.cpu_manager, status, _feature_gates(known))
+
+
+def _resizes(known: _Known) -> Iterable[Row]:
+    if not known.policy.resizes or known.pools is None:
+        return ()
+    gates = _feature_gates(known)
     policy, version = known.pools.cpu_manager.named, known.node.kubelet_version()
     writer = known.status and known.status[0].enforcement
     return runtime_checks.resizes(policy, writer, gates, version)
@@ -499,6 +510,7 @@ _CHECKS: Final[Mapping[str, Callable[[_Known], Iterable[Row]]]] = {
     "agent away": _agent_away,
     "misfits": _misfits,
     runtime_checks.RESIZES: _resizes,
+    cpu_checks.BUBBLES: _bubbles,
     node_checks.POLICIES: _policies,
     koordinator_checks.CHECK: _koordlet,
     plugin_checks.CHECK: _plugins,

@@ -30,6 +30,7 @@ from cpupool.core.cpu_manager import (
     NONE,
     ON_MISFIT,
     OPTIONS,
+    POD_LEVEL,
     POLICY,
     RESERVED,
     SUPPRESSION,
@@ -80,6 +81,7 @@ _KEYS: Final = (
     MAX_NOTICE,
     ELIGIBLE,
     SYSTEM_PODS,
+    POD_LEVEL,
     COMPACTION,
 )
 _TOPOLOGY_POLICIES: Final = {policy.value: policy for policy in TopologyPolicy}
@@ -147,6 +149,7 @@ def read(
         max_notice_s=_max_notice(reader, table.get(MAX_NOTICE)),
         eligible=reader.choice(table.get(ELIGIBLE), _ELIGIBLE, Eligible.POD),
         system_pods=_system_pods(reader, table.get(SYSTEM_PODS)),
+        pod_level=_switch(reader, table.get(POD_LEVEL)),
         compaction=_compaction(reader, table.get(COMPACTION)),
         installed=None if policy in BUILT_IN or isinstance(found, Unusable) else found,
     )
@@ -285,8 +288,7 @@ def _suppression(reader: Reader, value: Value) -> Suppression | None:
     table = reader.table(value, _SUPPRESSION)
     if table is None:
         return None
-    enable = reader.text(table.get(ENABLE))
-    enabled = enable is not None and bool(enable.text) and _truth(reader, enable)
+    enabled = _switch(reader, table.get(ENABLE))
     usual = Suppression()
     read = Suppression(
         _percent(reader, table.get(THRESHOLD_PERCENT), usual.threshold_percent),
@@ -372,6 +374,12 @@ def _max_notice(reader: Reader, value: Value) -> int:
         reader.refuse(value, what, f"write one, as {USUAL_NOTICE_S}")
         return USUAL_NOTICE_S
     return seconds
+
+
+def _switch(reader: Reader, value: Value) -> bool:
+    """Read a truth value; false for a null."""
+    text = reader.text(value)
+    return text is not None and bool(text.text) and _truth(reader, text)
 
 
 def _truth(reader: Reader, text: Text) -> bool:

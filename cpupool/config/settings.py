@@ -150,7 +150,8 @@ def served_as(text: str) -> dict[str, ServedAs]:
             raise SettingRefused(f"{read['asked']} is mapped twice", "keep one of the two")
         found[read["asked"]] = ServedAs(read["served"], int(read["divisor"] or 1))
     for asked, served in found.items():
-        if served.resource in found:
+        own = ServedAs(served.resource)
+        if found.get(served.resource, own) != own:
             what = f"{asked} is mapped to {served.resource}, which is mapped, too"
             raise SettingRefused(what, "name the plugin's resource")
     return found

@@ -31,6 +31,7 @@ COMPACTION: Final = "compaction"
 MOVES_PER_HOUR: Final = "movesPerHour"
 MINIMUM_AGE: Final = "minimumAgeSeconds"
 ELIGIBLE: Final = "eligible"
+POD_LEVEL: Final = "podLevelResources"
 SYSTEM_PODS: Final = "systemPods"
 NAMESPACES: Final = "namespaces"
 CPUS: Final = "cpus"
@@ -107,7 +108,7 @@ class Misfit(Enum):
     HOLD = "hold"
     """Its containers are not created; the kubelet tries again until the CPUs are free."""
     SHARE = "share"
-    """Its containers start on the shared CPUs, and move to their own CPUs once these are free."""
+    """Its containers start on the default pool, and move to their own CPUs once these are free."""
     FAIL = "fail"
     """Its containers are not created, and the agent sets the pod's phase to Failed."""
 
@@ -273,6 +274,7 @@ class CPUManager:
             that names none has this one.
         eligible: which containers get CPUs of their own.
         system_pods: the pods that run on CPUs where nobody else runs.
+        pod_level: whether Guaranteed pods with resources of their own (`spec.resources`) get CPUs.
         compaction: how much the agent may move own CPUs of running containers; None for no move.
         installed: the class of a policy that is not built in, of a package; else None. It follows
             from the name.
@@ -289,6 +291,7 @@ class CPUManager:
     max_notice_s: int = USUAL_NOTICE_S
     eligible: Eligible = Eligible.POD
     system_pods: SystemPods = field(default_factory=SystemPods)
+    pod_level: bool = False
     compaction: Compaction | None = None
     installed: type[object] | None = field(default=None, compare=False)
 
@@ -321,6 +324,7 @@ class CPUManager:
             MAX_NOTICE: str(self.max_notice_s),
             ELIGIBLE: self.eligible.value,
             SYSTEM_PODS: str(self.system_pods) if self.system_pods.cpus else _OFF,
+            POD_LEVEL: str(self.pod_level).lower(),
             COMPACTION: str(self.compaction or _OFF),
         }
 
@@ -338,6 +342,7 @@ class CPUManager:
             MAX_NOTICE: self.max_notice_s,
             ELIGIBLE: self.eligible.value,
             SYSTEM_PODS: {NAMESPACES: list(system.namespaces), CPUS: str(system.cpus)},
+            POD_LEVEL: self.pod_level,
             COMPACTION: self.compaction and asdict(self.compaction),
             "declared": self.declared,
         }

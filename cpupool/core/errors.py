@@ -335,6 +335,16 @@ class TopologyAffinityError(PlacementError):
         )
 
 
+class EmptyPodSharedPoolError(PlacementError):
+    """A pod with resources of its own that leaves no CPU to some of its containers."""
+
+    reason = "EmptyPodSharedPoolError"
+    remedy = "request more cpu for the pod as a whole in a new pod, or less for its containers"
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"{why}; {self.remedy}", f"pod rejected, {why}")
+
+
 class DevicesUnnamed(PlacementError):
     """A pod whose devices, and so their NUMA nodes, the kubelet has not named yet."""
 
@@ -462,7 +472,7 @@ class RuntimeRefused(HostError):
 
 
 class RuntimeBusy(RuntimeRefused):
-    """A request that the agent must repeat: the runtime waits for an answer of cpupool itself."""
+    """A request that the agent must repeat soon: an answer of its own comes, or came, first."""
 
 
 class RuntimeSilent(RuntimeRefused):

@@ -1,7 +1,12 @@
 """Grants: the CPUs that each owner has of its own, and the program that granted them.
 
 A CPU has at most one owner: `Grants` refuses a second. A pod's grant has a part for each container.
-Two parts have the same CPUs if an init container ends before the other container starts.
+Two parts can have the same CPUs: an init container can leave its CPUs to a container that starts
+after its end.
+
+A *bubble* is the grant of a pod that requests CPUs as a whole, by resources of its own (KEP-5526).
+Some of its containers own parts of the bubble. The other containers share the rest, which is the
+part `WHOLE_POD`.
 """
 
 from __future__ import annotations
@@ -22,6 +27,9 @@ if TYPE_CHECKING:
     from cpupool.core.topology import CPUTopology
 
 
+RESIZE: Final = "resize"
+CHANGES: Final = frozenset({RESIZE, COMPACTION})
+"""The rules of the steps that say how a container's CPUs have changed since it began."""
 _NONE: Final = CPUSet()
 _REMEMBERED: Final = 8
 """How many of a container's last resizes and moves are remembered."""
@@ -76,7 +84,7 @@ class Source(Enum):
 
 
 WHOLE_POD: Final = ""
-"""The name of a part that all containers of a pod share."""
+"""The name of a part that all containers of a pod share which have no part of their own."""
 
 
 class Sharing(Enum):
@@ -121,7 +129,7 @@ class PastResize:
     @property
     def rule(self) -> str:
         """The word for the change in the reasons of a container's CPUs."""
-        return COMPACTION if self.moved else "resize"
+        return COMPACTION if self.moved else RESIZE
 
     @property
     def what(self) -> str:
@@ -157,11 +165,12 @@ class Grant:
         owner: the owner of the CPUs.
         resource: the resource that they come with.
         source: the program that granted them.
-        parts: container → its CPUs; `WHOLE_POD` → those of all containers of the pod. An unclaimed
-            answer has one part without a name.
+        parts: container → its CPUs; `WHOLE_POD` → those of all other containers of the pod. An
+            unclaimed answer has one part without a name.
         sharing: which others may run on them.
         whole_cores: no other owner runs on their SMT siblings either.
         shares_cores: other owners of the same resource may have CPUs of the same cores.
+        bubble: whether it is a bubble.
         leaving: container → the CPUs that it gives back, beside those of its part.
         baselines: container → the CPUs with which it began, if its part has changed since.
         resizes: container → its last resizes and moves, the oldest first.
@@ -176,6 +185,7 @@ class Grant:
     sharing: Sharing = Sharing.NONE
     whole_cores: bool = True
     shares_cores: bool = False
+    bubble: bool = False
     leaving: Mapping[str, Leaving] = field(default_factory=dict)
     baselines: Mapping[str, CPUSet] = field(default_factory=dict)
     resizes: Mapping[str, tuple[PastResize, ...]] = field(default_factory=dict, compare=False)
@@ -193,7 +203,7 @@ class Grant:
 
     def part(self, container: str) -> CPUSet:
         """Return the CPUs that a container must have."""
-        return self.parts.get(container) or self.parts.get(WHOLE_POD, CPUSet())
+        return self.parts.get(container) or self.rest
 
     def in_force(self, container: str) -> CPUSet:
         """Return the CPUs on which a container may run now."""
@@ -212,7 +222,17 @@ class Grant:
         never change.
         """
         of_policy = self.source is Source.POLICY
-        return of_policy and container in self.parts and WHOLE_POD not in self.parts
+        return of_policy and container in self.parts and not self.whole
+
+    @property
+    def whole(self) -> bool:
+        """Whether the policy has chosen CPUs for the pod as a whole."""
+        return self.bubble or WHOLE_POD in self.parts
+
+    @property
+    def rest(self) -> CPUSet:
+        """The CPUs that the containers without a part of their own share."""
+        return self.parts.get(WHOLE_POD, _NONE)
 
     @property
     def changes(self) -> Mapping[str, RecordedChange]:
@@ -308,6 +328,7 @@ class Grant:
             baselines={**self.baselines, **other.baselines},
             resizes={**self.resizes, **other.resizes},
             whole_cores=self.whole_cores or other.whole_cores,
+            bubble=self.bubble or other.bubble,
             reasons={**self.reasons, **other.reasons},
         )
 

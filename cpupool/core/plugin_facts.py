@@ -18,7 +18,7 @@ from cpupool.core.properties import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from cpupool.core.cpu_manager import TopologyHint
     from cpupool.core.workloads import ContainerID, ContainerRef
@@ -100,11 +100,18 @@ class RecordedAnswer:
         """The NUMA nodes for the memory, by the parts that apply."""
         return CPUSet.parse_or_empty(self.values.get(CPUSET_MEMS, ""))
 
-    @property
-    def near(self) -> tuple[TopologyHint, ...] | None:
-        """The NUMA nodes by the plugin's answer, or else by the request; None for any."""
-        said = (part.hints for part in self.parts.values() if part.hints)
-        return next(said, None if self.hint is None else (self.hint,))
+    def near(self, nodes: Collection[int]) -> tuple[TopologyHint, ...] | None:
+        """Return the NUMA nodes by the plugin's answer, or else by the request; None for any.
+
+        A request for all nodes of the machine comes from plugins without a preference.
+
+        Args:
+            nodes: all NUMA nodes of the machine.
+        """
+        said = next((part.hints for part in self.parts.values() if part.hints), None)
+        if said or self.hint is None or (self.hint.nodes or set(nodes)) >= set(nodes):
+            return said
+        return (self.hint,)
 
     @property
     def values(self) -> Mapping[str, str]:

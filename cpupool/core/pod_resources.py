@@ -140,6 +140,20 @@ class Requirements:
         """
         return self.whole_cpus if self.limit_milli == self.request_milli else 0
 
+    @property
+    def guaranteed_cpus(self) -> int:
+        """The same, if the container also requests the memory to which it is limited; or 0.
+
+        Such a container can own CPUs in a pod with resources of its own. Source:
+        IsContainerEquivalentQOSGuaranteed in kubernetes pkg/kubelet/cm/qos.
+
+        Raises:
+            QuantityError: an amount is no quantity.
+        """
+        limit, memory = self.limits.get(MEMORY), self.request(MEMORY)
+        equal = limit is not None and memory is not None and memory.value == limit.value > 0
+        return self.equal_cpus if equal else 0
+
 
 def is_name(resource: str) -> bool:
     """Return whether a text can name a plugin's resource, as `NIC` or `example.com/nic`."""

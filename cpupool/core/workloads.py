@@ -109,6 +109,8 @@ class Container:
             the container: its native request in a Guaranteed pod, if that is a whole number.
         equal_cpus: its native request in a pod of any class, if that is a whole number and its
             limit is equal; 0 as above in a pod with resources of its own.
+        level_cpus: the same in a Guaranteed pod with resources of its own, if its memory request
+            and limit are equal, too; 0 in any other pod.
         balanced: whether the scheduler may balance load over its CPUs; false where its pod
             switches that off.
         lasting: the names of the resources that it holds alone while its pod runs, if they lie on
@@ -126,9 +128,15 @@ class Container:
     limit_milli: int | None = None
     whole_cpus: int = 0
     equal_cpus: int = 0
+    level_cpus: int = 0
     balanced: bool = True
     lasting: frozenset[str] = frozenset()
     quantities: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def ownable_cpus(self) -> int:
+        """How many CPUs of its own it gets for its native request by some setting; 0 for none."""
+        return self.whole_cpus or self.equal_cpus or self.level_cpus
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +161,7 @@ class Pod:
         ends_s: when its grace period is over, as Unix time; None where that is not known.
         level_milli: the cpu request of the pod itself, which replaces those of its containers; None
             without one.
+        level_cpus: the same request in CPUs, of a Guaranteed pod; 0 if that is no whole number.
         overhead_milli: the cpu of its sandbox.
         unequal: of a pod with such labels or annotations, the first limit that is not its request;
             empty if there is none.
@@ -182,6 +191,7 @@ class Pod:
     ending: bool = False
     ends_s: float | None = None
     level_milli: int | None = None
+    level_cpus: int = 0
     overhead_milli: int = 0
     unequal: str = ""
     orchestration: Orchestration | None = None

@@ -1,7 +1,7 @@
 """The mover brings containers onto their CPUs: it judges each cgroup, and repairs what differs.
 
-The cpusetter's thread calls it in each sweep. A container or a runtime that hangs keeps no other
-container from its CPUs: the writes of the runtime come last, and their time is limited.
+The cpusetter's thread calls it in each sweep. A container or a runtime that hangs does not delay
+other containers: the writes of the runtime come last, and their time is limited.
 """
 
 from __future__ import annotations
@@ -67,9 +67,10 @@ class Repair:
         found: the CPUs it ran on.
         wanted: the CPUs it belongs on.
         error: why it is still wrong; empty if it is right now.
-        overwritten: its shared pools, if another program had moved it from its CPUs, or may have
-            moved it before the agent started.
-        widened: whether a cgroup above its pod was widened, which other pods may inherit.
+        overwritten: the container's shared pools if another program wrote its cpuset, or may have
+            written it before the agent started; otherwise empty. The agent tells these pools'
+            containers to look at their CPUs again.
+        widened: whether a cgroup above its pod got more CPUs, which other pods in it may inherit.
         foreign: whether another program had moved it, or may have.
     """
 
@@ -108,11 +109,11 @@ class _Seen:
 
     Attributes:
         first: the first look at it.
-        measured: whether the metrics have the time until it ran on its final CPUs.
+        measured: whether the metric of the time to its final CPUs has it, or does not need it.
         target: the repair of its CPUs.
         occupied: the CPUs of its own for which it waits, because other pods run there.
-        nested: the CPUs to which the cgroups in it have followed it last; empty for none.
-        owned: the CPUs that were its pod's alone when it was on its CPUs, or moved, last.
+        nested: the CPUs that the cgroups in it got last; empty if they got none.
+        owned: its own CPUs at the last look that found it on its CPUs, or moved it.
         silent_s: when the runtime did not answer for it last; minus infinity for never.
     """
 
@@ -201,12 +202,13 @@ class Mover:
         refused: called when a container does not get its CPUs; one of them may be offline.
         now_s: a monotonic clock.
         decided: returns the decisions, once their choices are recorded; None for no record.
-        starts_limited: returns whether a container, by its path, has the CPU time of its limit when
-            it starts; any thread calls it.
+        starts_limited: returns whether a container has the quota of its limit from its start on;
+            takes its path and its limit. Any thread calls it.
 
     Attributes:
         due_s: when to look again without an event; infinite for never.
-        kubelet_places: the kubelet's static CPU manager has worked since the last sweep.
+        kubelet_places: whether the kubelet's static CPU manager was on at a time since the last
+            sweep.
     """
 
     def __init__(
@@ -239,6 +241,11 @@ class Mover:
         self._silent_s = -math.inf
         self._seen: dict[str, _Seen] = {}
         self._texts: dict[ContainerKey, tuple[CPUAssignment, str]] = {}
+
+    @property
+    def unanswered(self) -> bool:
+        """Whether the runtime may still make a change that it has not answered."""
+        return self._writers.unanswered
 
     def begin(self) -> None:
         """Begin a sweep."""

@@ -298,10 +298,11 @@ def _of(
 def _about_resize(resolution: Resolution, placed: PlacedContainer) -> Iterator[Notice]:
     """Yield that an owner has other CPUs than it requests, if this does not pass by itself."""
     pod, name, reason = placed.pod, placed.container.name, placed.assignment.reason
-    if not resolution.inputs.node.policy.kind.resizes:
+    grant = resolution.view.chosen[pod.cgroup_uid]
+    if grant.bubble or not resolution.inputs.node.policy.kind.resizes:
         remedy = "create the pod again to give it as many as it requests"
         yield Notice("CPUResizeIgnored", "resize changes no CPUs", pod, name, reason, remedy)
-    elif not resolution.view.chosen[pod.cgroup_uid].leaving.get(name):
+    elif not grant.leaving.get(name):
         yield Notice(
             "CPUResizeLeftAlone",
             "container is not resized",

@@ -80,6 +80,11 @@ class BatchingRuntime(ContainerRuntime, Protocol):
         ...
 
     @property
+    def unanswered(self) -> bool:
+        """Whether the runtime may still make a change that it has not answered."""
+        ...
+
+    @property
     def delays(self) -> bool:
         """Whether the start of a container waits until others have left its CPUs.
 

@@ -3,7 +3,7 @@
 It is level-triggered: a sweep compares the cgroups with the decisions. It is not important which
 program has changed the cgroups. First the sweep asks for the facts that are missing. Then it
 repairs the CPUs of containers. Then it repairs the other values that it keeps (*goals*), for
-example quotas. At the end it publishes notices for pods' owners.
+example quotas. At the end it sends Events for pods' authors.
 """
 
 from __future__ import annotations
@@ -49,12 +49,15 @@ class SweepReport:
         waiting_for: the fact that the agent awaits before it touches containers; empty for none.
         overwritten: the shared pools of containers that another program had moved, or may have
             moved while no agent ran, and that are back.
+        uncertain: whether the runtime may have changed a cgroup after the sweep had read it: it had
+            not answered a request of the agent.
     """
 
     repairs: tuple[Repair, ...] = ()
     found: tuple[FoundContainer, ...] = ()
     waiting_for: str = ""
     overwritten: frozenset[str] = frozenset()
+    uncertain: bool = False
 
 
 class Sweep:
@@ -122,6 +125,7 @@ class Sweep:
         """
         self.rereads_s = math.inf
         now_s, cpu_s = self._now_s(), self._cpu_s()
+        uncertain = self._mover.unanswered
         # What could not be moved is read again: another program may have written it last.
         there = self._directories.read(touched if self._all_moved else None)
         self._learned = there is not None
@@ -149,12 +153,15 @@ class Sweep:
         changed = found != self._right or resolution is not self._applied
         if changed:
             found, repairs = self._put_right(found, cpu_s, reported=touched is not None)
-        self._settle(found)
+        if uncertain := uncertain or self._mover.unanswered:
+            self._all_moved = False
+        else:
+            self._settle(found)
         kept = self._keep(found, now_s, touched)
         self._announcer.notices(kept, self._other_notices, now_s, changed=changed)
         overwritten = self._overwritten(repairs, resolution)
         self._started, self._has_waited, self._mover.kubelet_places = True, False, False
-        return SweepReport(repairs, found, overwritten=overwritten)
+        return SweepReport(repairs, found, overwritten=overwritten, uncertain=uncertain)
 
     def _reread_at(self, due_s: float) -> None:
         self.rereads_s = min(self.rereads_s, due_s)
@@ -174,10 +181,12 @@ class Sweep:
         # A container that comes meanwhile is the next sweep's: its facts have not been asked for.
         asked_for = {container.path for container in found}
         for _ in range(_PASSES):
+            decided = self._mover.current()
             # A container that ran before the agent did has not waited for the agent.
             made = self._mover.put_right(found, new=self._started, reported=reported)
             repairs += made
-            if all(repair.error for repair in made):
+            stuck = all(repair.error for repair in made)
+            if not made or (stuck and self._mover.current() is decided):
                 break
             # What other pods have is as it was a moment ago, or is reported; but a program that has
             # moved one container often moves others with it.

@@ -89,6 +89,11 @@ class Writers:
         return self._nri is not None and self._nri.starting(container)
 
     @property
+    def unanswered(self) -> bool:
+        """Whether the runtime may still make a change that it has not answered."""
+        return self._nri is not None and self._nri.unanswered
+
+    @property
     def delays(self) -> bool:
         """Whether the start of a container waits for others to leave its CPUs."""
         return self._nri is not None and self._nri.delays

@@ -108,6 +108,12 @@ class ChoiceRecord:
                 self._keep(now)
             return now
 
+    def is_kept(self) -> bool:
+        """Return whether the file has the choices of now, and so a restart changes none."""
+        now = self.decided()
+        with self._lock:
+            return self._has(now)
+
     def _has(self, now: Snapshot) -> bool:
         """Return whether the file has the choices of a moment; a container alone changes none."""
         kept = self._kept
@@ -124,6 +130,7 @@ class ChoiceRecord:
         view, settled = now.resolution.view, now.facts.policy.settled
         chosen = {uid: each for uid, each in view.chosen.items() if each.source is Source.POLICY}
         entries = {uid: grant.parts for uid, grant in chosen.items()}
+        bubbles = {uid: grant.cpus for uid, grant in chosen.items() if grant.bubble}
         owned = CPUSet.union(grant.cpus for grant in view.chosen.values())
         try:
             if entries or settled or self._recorded:
@@ -134,6 +141,7 @@ class ChoiceRecord:
                         policy,
                         shared,
                         entries,
+                        bubbles,
                         boot_id=boot_id,
                         settled=settled,
                         sharing=_sharing(now, chosen),

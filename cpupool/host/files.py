@@ -40,6 +40,7 @@ class DirectoryWatch:
         depth: how many levels of directories below it to watch, too.
         writes: call back when a file is written, too.
         concerns: the same argument of `FolderEvents`.
+        enters: the same argument of `FolderEvents`.
     """
 
     def __init__(
@@ -50,10 +51,12 @@ class DirectoryWatch:
         depth: int = 0,
         writes: bool = False,
         concerns: Callable[[str], bool] = lambda _name: True,
+        enters: Callable[[Path], bool] = lambda _path: True,
     ) -> None:
         self._directory = directory
         self._changed = changed
         self._concerns = concerns
+        self._enters = enters
         self._depth = depth
         self._writes = writes
         self._events: FolderEvents | None = None
@@ -89,6 +92,7 @@ class DirectoryWatch:
                 depth=self._depth,
                 writes=self._writes,
                 concerns=self._concerns,
+                enters=self._enters,
             )
         except OSError as error:
             if not self._failed:

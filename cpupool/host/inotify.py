@@ -49,8 +49,9 @@ class FolderEvents:
             or if the thread has failed. It returns whether the owner is busy with this change.
         depth: how many levels of folders below it to watch, too.
         writes: call back when a file is written, too.
-        concerns: returns whether to call back for a file or a folder of this name; each folder is
-            watched.
+        concerns: returns whether to call back for a file or a folder of this name; a folder is
+            watched also if the answer is no.
+        enters: returns whether to watch a folder below, by its path; depth still limits it.
 
     Raises:
         OSError: the kernel refuses.
@@ -64,10 +65,12 @@ class FolderEvents:
         depth: int,
         writes: bool,
         concerns: Callable[[str], bool] = lambda _name: True,
+        enters: Callable[[Path], bool] = lambda _path: True,
     ) -> None:
         self._folder = folder
         self._changed = changed
         self._concerns = concerns
+        self._enters = enters
         self._depth = depth
         self._mask = _ENTRIES | _ITSELF | (flags.MODIFY if writes else 0)
         self._levels: dict[int, tuple[Path, int]] = {}
@@ -152,7 +155,7 @@ class FolderEvents:
         if mask & _IS_FOLDER and mask & _DELETED:
             self._end(path)
         below: list[Path] = []
-        if mask & _IS_FOLDER and mask & _ADDED and level < self._depth:
+        if mask & _IS_FOLDER and mask & _ADDED and level < self._depth and self._enters(path):
             # Before the callback: the owner then finds files that are older than the watch.
             below = self._reach(path, level + 1)
         for changed in (path, *below):
@@ -174,9 +177,10 @@ class FolderEvents:
                 if level < self._depth:
                     with os.scandir(folder) as entries:
                         found = [
-                            folder / entry.name
+                            path
                             for entry in entries
                             if entry.is_dir(follow_symlinks=False)
+                            and self._enters(path := folder / entry.name)
                         ]
                     below += found
                     remaining.extend((path, level + 1) for path in found)

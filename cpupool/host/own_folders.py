@@ -1,4 +1,4 @@
-"""The folder in which a container finds its own CPUs, if a resize can change them.
+"""The folder in which a container finds its own CPUs, if they can change while it runs.
 
 The folder is `self/<pod's UID>/<container>` below the state folder. The runtime mounts it into the
 container. It has three files:

@@ -13,7 +13,9 @@ The kernel sends no event about lost CPUs. But it sends an event about the write
 partition or a smaller set (inotify(7)). The *base* is the top of the cgroup hierarchy. For a
 partition one of three things is true: it is directly below the base; a cgroup above it is a
 partition; a cgroup above it lists the partition's CPUs in `cpuset.cpus.exclusive`. So the watch has
-only the first level. While deeper cgroups can take CPUs, the watch's owner also looks often.
+the first level, and the cgroups on the way to kubepods (`--cgroup-root`). While a cgroup of the
+first level is a partition, or has `cpuset.cpus.exclusive`, a cgroup outside of the watch can take
+CPUs. Then the machine watcher also looks every second.
 
 On version 1 the cgroups above kubepods (`--cgroup-root`) limit what a container can have. The
 kernel removes an offline CPU from every set except that of the base, and never adds it again. So if
@@ -150,24 +152,36 @@ class UsableCPUs:
         """Whether a cgroup may take CPUs now without an event of `watch`."""
         watch = self._watch
         watched = watch is not None and watch.watching and watch.complete
-        return not watched or self._limits.deep()
+        return not watched or self._limits.handed_down()
 
     def withheld(self) -> tuple[Withheld, ...]:
         """Return the CPUs that the last answer of `online` or `topology` has left out."""
         return self._found
 
     def watch(self, changed: Callable[[], None]) -> DirectoryWatch:
-        """Return a watch of the base and the cgroups directly below it.
+        """Return a watch of the base, the cgroups directly below it, and those down to kubepods.
 
         Args:
             changed: called when one of them may have taken CPUs or given them back.
         """
+        way = {self._base / path for path in self._limits.way}
+
+        def enters(path: Path) -> bool:
+            return path.parent == self._base or path in way
 
         def tell(path: Path) -> None:
-            if path.name in _WRITTEN or self._base in (path, path.parent):
+            # A new cgroup may have got its CPUs before it is watched.
+            if path.name in _WRITTEN or enters(path) or path == self._base:
                 changed()
 
-        self._watch = DirectoryWatch(self._base, tell, depth=1, writes=True, concerns=_may_take)
+        self._watch = DirectoryWatch(
+            self._base,
+            tell,
+            depth=max(path.count("/") for path in self._limits.way) + 1,
+            writes=True,
+            concerns=_may_take,
+            enters=enters,
+        )
         return self._watch
 
     def topology(self) -> CPUTopology:
@@ -216,6 +230,9 @@ class _Limits:
     Args:
         files: the files of the hierarchy.
         places: where the cgroup of all pods can be.
+
+    Attributes:
+        way: the places, and the cgroups above them.
     """
 
     _runs_on: ClassVar[str]
@@ -223,12 +240,11 @@ class _Limits:
     def __init__(self, files: CgroupFiles, places: Sequence[str]) -> None:
         self._files = files
         self._places = places
-        paths = {path for place in places for path in (place, *above(place))}
-        self._deep = tuple(path for path in paths if "/" in path)
+        self.way = frozenset(path for place in places for path in (place, *above(place)))
 
-    def deep(self) -> bool:
-        """Return whether cgroups deeper than the first level can keep CPUs from containers."""
-        return any(self._text(path, self._runs_on) for path in self._deep)
+    def handed_down(self) -> bool:
+        """Return whether cgroups that are not on the way, nor of the first level, can take CPUs."""
+        return False
 
     def _sets(self, *paths: str) -> dict[str, CPUSet]:
         """Return cgroup → the CPUs that it runs on; without those that have no cpuset."""
@@ -262,9 +278,9 @@ class _PartitionLimits(_Limits):
                     left -= part.cpus
                     yield part
 
-    def deep(self) -> bool:
-        """Return it also where a cgroup of the first level can hand CPUs down."""
-        return super().deep() or any(
+    def handed_down(self) -> bool:
+        """Return whether a cgroup of the first level is a partition, or hands CPUs down."""
+        return any(
             self._text(path, _EXCLUSIVE) or self._text(path, _PARTITION) not in {"", _MEMBER}
             for path in self._files.directories("")
         )

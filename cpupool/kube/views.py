@@ -29,6 +29,7 @@ from cpupool.core.pod_resources import (
     is_extended,
     pod_limit_milli,
 )
+from cpupool.core.pools import MILLI_PER_CPU
 from cpupool.core.quantity import Quantity
 from cpupool.core.workloads import (
     Container,
@@ -244,9 +245,10 @@ def _pod(top: Field, names: Names) -> Pod:
         pod_level, tuple((kind, needs) for kind, _, needs in requested), _overhead(spec)
     )
     qos = _qos(status["qosClass"]) or resources.qos
-    # The kubelet gives no CPUs of their own to containers of a pod with resources of its own
-    # (KEP-2837; the gate PodLevelResourceManagers is off by default).
-    owns = not (pod_level.requests or pod_level.limits)
+    # A kubelet without the gate PodLevelResourceManagers gives no CPUs of their own to containers
+    # of a pod with resources of its own (KEP-2837, KEP-5526).
+    leveled = bool(pod_level.requests or pod_level.limits)
+    guaranteed = qos is QoSClass.GUARANTEED
     orchestrated = pod_annotations.of_pod(
         metadata["labels"].texts(),
         annotations.texts(),
@@ -254,9 +256,7 @@ def _pod(top: Field, names: Names) -> Pod:
         split=names.split,
     )
     changes = pod_words.of_pod(annotations.texts(), names)
-    containers = tuple(
-        _containers(top, requested, names, owns=owns, guaranteed=qos is QoSClass.GUARANTEED)
-    )
+    containers = tuple(_containers(top, requested, names, leveled=leveled, guaranteed=guaranteed))
     return Pod(
         uid=uid,
         namespace=metadata["namespace"].name("default"),
@@ -268,6 +268,7 @@ def _pod(top: Field, names: Names) -> Pod:
         running=status["phase"].text("") == _RUNNING,
         limit_milli=pod_limit_milli(pod_level, resources.overhead, qos, containers),
         level_milli=resources.level_milli,
+        level_cpus=_whole(resources.level_milli) if guaranteed else 0,
         overhead_milli=resources.overhead_milli,
         node_critical=spec["priorityClassName"].text("") == NODE_CRITICAL,
         created=metadata["creationTimestamp"].text(""),
@@ -291,6 +292,11 @@ def _unequal(resources: PodResources, containers: tuple[Container, ...]) -> str:
     whose = "pod" if found.container is None else f"container {containers[found.container].name}"
     limit = f"the limit {shown(found.limit.text)}" if found.limit else "no limit"
     return f"{whose} requests {shown(found.request.text)} of {found.resource} and has {limit}"
+
+
+def _whole(milli: int | None) -> int:
+    cpus, rest = divmod(milli or 0, MILLI_PER_CPU)
+    return 0 if rest else cpus
 
 
 def _priority(found: Field) -> int | None:
@@ -338,7 +344,7 @@ def _containers(
     requested: Iterable[tuple[ContainerKind, Field, Requirements]],
     names: Names,
     *,
-    owns: bool,
+    leveled: bool,
     guaranteed: bool,
 ) -> Iterator[Container]:
     spec, annotations = body["spec"], body["metadata"]["annotations"]
@@ -349,7 +355,8 @@ def _containers(
         if name in seen:
             raise found["name"].error(f"{name!r} is the name of two containers")
         seen.add(name)
-        can_own = owns and kind is not ContainerKind.EPHEMERAL
+        lasts = kind is not ContainerKind.EPHEMERAL
+        can_own = lasts and not leveled
         yield Container(
             name,
             kind,
@@ -359,6 +366,7 @@ def _containers(
             limit_milli=needs.limit_milli,
             whole_cpus=needs.whole_cpus if can_own and guaranteed else 0,
             equal_cpus=needs.equal_cpus if can_own else 0,
+            level_cpus=needs.guaranteed_cpus if lasts and leveled and guaranteed else 0,
             balanced=not _unbalanced(annotations, name, names),
             lasting=_lasting(kind, found["resources"], needs, guaranteed=guaranteed),
         )

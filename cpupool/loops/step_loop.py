@@ -1,4 +1,4 @@
-"""A loop that works in steps: most loops of a process are one, and differ in their step alone.
+"""A loop that works in steps: most loops of a process differ only in their step.
 
 A step compares what is with what should be, repairs the difference, and says when it is to run
 again. An event does not carry work. It only wakes the loop, so that the next step runs at once. A
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Watch(Protocol):
-    """A source of events that wake the loop, as `host.files.DirectoryWatch`."""
+    """A source of events that wake the loop, for example `host.files.DirectoryWatch`."""
 
     def ensure(self) -> object:
         """Watch, if the source is not being watched."""
@@ -31,8 +31,8 @@ class Watch(Protocol):
 class StepLoop(ABC):
     """A loop: beat, step, and wait until the next step is due or `wake` is called.
 
-    One thread calls `run`; any thread may call `wake`. A loop that needs more than its watches
-    opens it in a `run` of its own, around that of this class.
+    One thread calls `run`; any thread may call `wake`. A subclass that needs other resources
+    overrides `run`: it opens them, calls `super().run(stop)`, and closes them.
 
     Args:
         beat: called before each step; tells that the loop runs.

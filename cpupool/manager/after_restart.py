@@ -85,6 +85,7 @@ class _Claim(NamedTuple):
         parts: container → its CPUs; `WHOLE_POD` → those of all containers of the pod.
         sharing: the others that may run there.
         changes: container → how its CPUs have changed since it began.
+        bubble: whether the CPUs are a bubble.
     """
 
     uid: str
@@ -92,6 +93,7 @@ class _Claim(NamedTuple):
     parts: Mapping[str, CPUSet]
     sharing: Sharing
     changes: Mapping[str, RecordedChange] = MappingProxyType({})
+    bubble: bool = False
 
 
 def _plausible(
@@ -150,7 +152,8 @@ def _recorded(
         if parts := recorded.entries.get(uid):
             pod = known.get(uid)
             changes = recorded.changes.get(uid, {})
-            yield _Claim(uid, pod, parts, _sharing(facts, pod, recorded, uid), changes)
+            sharing, bubble = _sharing(facts, pod, recorded, uid), uid in recorded.pods
+            yield _Claim(uid, pod, parts, sharing, changes, bubble)
 
 
 def _annotated(
@@ -177,13 +180,38 @@ def _annotated(
         changes = recorded.changes.get(pod.cgroup_uid, {})
         has |= {name: entry[name] for name in changes if name in has}
         sharing = _sharing(facts, pod, recorded, pod.cgroup_uid)
+        bubble = pod.cgroup_uid in recorded.pods
         if all((entry.get(name) or entry.get(WHOLE_POD)) == cpus for name, cpus in has.items()):
             parts = entry
+        elif bubble := bubble or _has_bubble(facts, pod):
+            parts = _as_bubble(pod, has)
         elif _together(facts, pod, has, entry):
             parts = _as_whole(has)
         else:
             parts = has
-        yield _Claim(pod.cgroup_uid, pod, parts, sharing, changes)
+        yield _Claim(pod.cgroup_uid, pod, parts, sharing, changes, bubble)
+
+
+def _has_bubble(facts: NodeFacts, pod: Pod) -> bool:
+    """Return whether a pod gets a bubble today."""
+    return facts.pools.cpu_manager.pod_level and WHOLE_POD in choosing.requested(facts, pod)
+
+
+def _as_bubble(pod: Pod, has: Mapping[str, CPUSet]) -> Mapping[str, CPUSet]:
+    """Return the parts of a bubble of which living containers name their CPUs.
+
+    CPUs that no living container has are lost to it.
+
+    Args:
+        pod: the pod.
+        has: container → its CPUs.
+    """
+    parts = {
+        each.name: has[each.name]
+        for each in pod.containers
+        if each.name in has and (each.level_cpus or each.kind is ContainerKind.INIT)
+    }
+    return planning.of_bubble(pod, CPUSet.union(has.values()), parts)
 
 
 def _together(
@@ -224,7 +252,12 @@ def _sharing(facts: NodeFacts, pod: Pod | None, recorded: State, uid: str) -> Sh
 
 
 def _granted(facts: NodeFacts, grants: Grants, claim: _Claim) -> Grants:
-    """Return the grants with those parts of a claim that nothing contradicts."""
+    """Return the grants with those parts of a claim that nothing contradicts.
+
+    A bubble is granted as a whole, or not at all: its pod then gets another one.
+    """
+    if claim.bubble:
+        return _with_bubble(facts, grants, claim)
     # The whole comes before its parts.
     for name, cpus in sorted(claim.parts.items(), key=lambda part: part[0] != WHOLE_POD):
         change = claim.changes.get(name)
@@ -245,6 +278,15 @@ def _granted(facts: NodeFacts, grants: Grants, claim: _Claim) -> Grants:
             # A part that would be cut has another owner.
             grants = added if added.part(claim.uid, POLICY_CPUS, name) == cpus else grants
     return grants
+
+
+def _with_bubble(facts: NodeFacts, grants: Grants, claim: _Claim) -> Grants:
+    owner, parts = PodOwner(claim.uid), claim.parts
+    bubble = Grant(owner, POLICY_CPUS, Source.POLICY, parts, claim.sharing, whole_cores=False)
+    if not _can_be(facts, grants, claim, WHOLE_POD, bubble.cpus):
+        return grants
+    added = grants.adding([replace(bubble, bubble=True)])
+    return added if added.parts(claim.uid, POLICY_CPUS) == parts else grants
 
 
 def _can_be(facts: NodeFacts, grants: Grants, claim: _Claim, name: str, cpus: CPUSet) -> bool:
@@ -293,8 +335,13 @@ def _from_cgroups(
         name = WHOLE_POD if WHOLE_POD in requests else container.name
         if not cpus or len(cpus) != requests.get(name):
             continue
+        bubble = _has_bubble(facts, pod)
+        if bubble and any(each.level_cpus for each in pod.containers):
+            # The cgroups do not say which containers own parts of it.
+            continue
         if cpus <= choosing.available(facts, choosing.view(facts, pods, grants)):
-            claim = _Claim(pod.cgroup_uid, pod, {name: cpus}, facts.policy.sharing(pod))
+            sharing = facts.policy.sharing(pod)
+            claim = _Claim(pod.cgroup_uid, pod, {name: cpus}, sharing, bubble=bubble)
             claimed = _granted(facts, grants, claim)
             # A pod that shares may run on as many CPUs as it requests: the last ones.
             if facts.policy.extents(choosing.view(facts, pods, claimed))[DEFAULT]:

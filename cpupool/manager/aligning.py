@@ -55,9 +55,11 @@ def of_devices(facts: NodeFacts, pod: Pod, name: str) -> tuple[NodeHints, ...]:
 
 def of_plugins(facts: NodeFacts, pod: Pod, name: str) -> tuple[NodeHints, ...]:
     """Return the offers of the answers that plugins gave for a container, or for a whole pod."""
-    given = facts.plugins.answers
+    given, nodes = facts.plugins.answers, facts.topology.nodes
     answers = (given.get(ContainerRef(pod.cgroup_uid, each), {}) for each in _containers(pod, name))
-    return tuple(each.near for by_resource in answers for _, each in sorted(by_resource.items()))
+    return tuple(
+        each.near(nodes) for by_resource in answers for _, each in sorted(by_resource.items())
+    )
 
 
 def of_cpus(facts: NodeFacts, request: ChoiceRequest) -> NodeHints:

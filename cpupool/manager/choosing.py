@@ -6,9 +6,9 @@ until the pod has ended. The placement of each container follows from the grants
 Theory of operation. `choose` takes the facts and the earlier grants. It goes through the pods that
 have no choice yet, the oldest first. For each pod:
 
-1. `_ChoiceKey` has the facts about the pod that decide its choice. If one pod has failed, and the
-   grants are still the same, another pod with an equal key fails, too, for the same reason. So
-   `choose` tries a key again only after the grants have changed.
+1. `_ChoiceKey` has the facts about the pod that decide its choice. As long as the grants stay the
+   same, two pods with equal keys have the same result: if one does not fit, the other does not fit
+   either. So `choose` tries a key again only after the grants have changed.
 2. If the CPUs must lie near devices, `_attempted` waits until the kubelet has named the devices. It
    also refuses a choice that uses CPUs for which an older pod waits (`CPUsAwaited`, step 5).
 3. `_plans` yields plans. A plan has an order of the pod's containers, and says whether all of them
@@ -18,8 +18,8 @@ have no choice yet, the oldest first. For each pod:
    adds the NUMA nodes of other resources, the policy chooses (`_choice`), and `guard` checks the
    choice. The result is a new state (`_Choosing`), in which these CPUs have an owner.
 5. A pod that does not fit gets a `Refusal`. `onMisfit` decides whether the pod waits or shares. The
-   refusal is reachable if the pod fits without the pods that are ending. A pod with a reachable
-   refusal keeps its place in the order, before younger pods.
+   refusal is *reachable* if the pod fits after all ending pods have left their CPUs. Such a pod
+   stays before younger pods.
 
 `offered` makes the first steps of the same choice in advance, for the questions to plugins.
 """
@@ -192,7 +192,7 @@ def _undecided(facts: NodeFacts, grants: Grants, pod: Pod) -> bool:
     has = grants.chosen.get(pod.cgroup_uid)
     if has is None:
         return bool(facts.policy.requests(pod) and requested(facts, pod))
-    if WHOLE_POD in has.parts or {each.name for each in pod.containers} <= has.parts.keys():
+    if has.whole or {each.name for each in pod.containers} <= has.parts.keys():
         return False
     requests = requested(facts, pod).keys()
     return WHOLE_POD not in requests and not requests <= has.parts.keys()
@@ -222,7 +222,8 @@ class _ChoiceKey:
     """The facts of a pod on which a choice for it depends: on one node, equal keys fail equally.
 
     Attributes:
-        containers: kind and number of CPUs of each container, in the order of choosing.
+        containers: kind and number of CPUs of each container, in the order of choosing; for a pod
+            that has CPUs as a whole, the same for it, and for the parts of its containers.
         near: the NUMA nodes of each container's devices; None before the kubelet has named them.
         given: the NUMA nodes of the resources that plugins gave to each container.
         orchestration: the rules for its CPUs in labels and annotations of the pod.
@@ -241,8 +242,12 @@ class _ChoiceKey:
         uid = pod.cgroup_uid
         kinds = {container.name: container.kind for container in pod.containers}
         named = facts.device_nodes.get(uid)
+        parts = pod.containers if WHOLE_POD in requests else ()
         return cls(
-            tuple((kinds.get(name), count) for name, count in requests.items()),
+            (
+                *((kinds.get(name), count) for name, count in requests.items()),
+                *((each.kind, each.level_cpus) for each in parts),
+            ),
             None
             if named is None
             else tuple(aligning.of_devices(facts, pod, name) for name in requests),
@@ -473,7 +478,10 @@ def _with(
         else _near(facts, state, pod, request, name)
     )
     choice = guard.checked(facts.pools.cpu_manager.policy, request, _choice(facts, seen, request))
-    claim = granted(facts, pod, {name: choice.cpus, **choice.parts})
+    parts = {name: choice.cpus, **choice.parts}
+    if choice.bubble:
+        parts = dict(planning.of_bubble(pod, choice.cpus, choice.parts))
+    claim = replace(granted(facts, pod, parts), bubble=choice.bubble)
     made = state.grants.adding([replace(claim, reasons={name: choice.steps})])
     after = view(facts, pods, made)
     if not facts.policy.extents(after)[DEFAULT]:

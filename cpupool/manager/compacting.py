@@ -1,10 +1,10 @@
 """Compaction: the moves of running containers to other CPUs of their own.
 
-`Planner` says when moves are worth a look: while a pod waits for CPUs, and after CPUs were
+`Planner` says when the agent looks for moves: while a pod waits for CPUs, and after CPUs were
 released. `policies/dynamic/compaction.py` says which containers move. `moved` begins one move: the
 container owns its old and its new CPUs, and the rest is as in a resize (`manager/resizing.py`). A
-move begins only if no change of any container is pending, so a plan of two moves is made anew after
-its first move. An agent that restarts between the moves loses nothing.
+move begins only if no change of any container is pending. After the first of two moves the agent
+plans again. So an agent that restarts between the moves loses nothing.
 """
 
 from __future__ import annotations
@@ -81,15 +81,17 @@ class Planner:
         self._owned = CPUSet()
         self._released = True
         self._seen: NodeView | None = None
+        self._seen_unix_s = -math.inf
         self.again_unix_s = math.inf
 
     def look(self, facts: NodeFacts, view: NodeView, unix_s: float) -> tuple[PlannedMove, ...]:
         """Return the moves to carry out now, in their order; begin the first of them alone."""
         self._released |= bool(self._owned - view.grants.cpus)
         self._owned = view.grants.cpus
-        if view is self._seen and unix_s < self.again_unix_s:
+        # An admin, or a time server, can set the clock back.
+        if view is self._seen and self._seen_unix_s <= unix_s < self.again_unix_s:
             return ()
-        self._seen = view
+        self._seen, self._seen_unix_s = view, unix_s
         if _pending(view):
             self.again_unix_s = math.inf
             return ()
@@ -118,21 +120,23 @@ def outlook(facts: NodeFacts, view: NodeView, unix_s: float, *, released: bool) 
     waiting = _waiting(facts, view)
     if not (waiting or released):
         return Outlook()
-    old = {ref: since_s + settings.minimum_age_s for ref, since_s in _movable(layout, view)}
-    recent = sorted(each for each in facts.moved_unix_s if each + _HOUR_S > unix_s)
+    since = dict(_movable(layout, view))
+    recent = _recent(facts, unix_s)
     left = settings.moves_per_hour - len(recent)
-    again = [at_s for at_s in old.values() if at_s > unix_s]
-    again += [at_s + _HOUR_S for at_s in recent] if old else []
+    young = {ref for ref, at_s in since.items() if _lasts(at_s, settings.minimum_age_s, unix_s)}
+    again = [since[ref] + settings.minimum_age_s for ref in young]
+    again += [at_s + _HOUR_S for at_s in recent] if since else []
     movable = {
         ref: Movable(view.chosen[ref.pod].parts[ref.name], _reach(layout, facts, view, ref))
-        for ref, at_s in old.items()
-        if at_s <= unix_s
+        for ref in since
+        if ref not in young
     }
     start = Arrangement(
         layout,
         facts.pools.cpu_manager.options,
         compaction.spread(layout, (cpus for _, _, cpus in _owners(view))),
         choosing.available(facts, view) & layout.cpus,
+        facts.policy.extents(view)[DEFAULT],
         movable,
         lambda moves: len(_unserved(facts, view, moves, waiting)),
     )
@@ -181,8 +185,7 @@ def moved(
     made = view.grants.replacing(grant)
     if not facts.policy.extents(choosing.view(facts, view.pods, made))[DEFAULT]:
         return None
-    recent = (each for each in facts.moved_unix_s if each + _HOUR_S > unix_s)
-    return made, (*recent, unix_s)
+    return made, (*_recent(facts, unix_s), unix_s)
 
 
 def unnamed(facts: NodeFacts, view: NodeView) -> frozenset[str]:
@@ -197,6 +200,20 @@ def unnamed(facts: NodeFacts, view: NodeView) -> frozenset[str]:
         and pod.cgroup_uid in view.chosen
         and pod.cgroup_uid not in facts.device_nodes
     )
+
+
+def _recent(facts: NodeFacts, unix_s: float) -> tuple[int, ...]:
+    """Return when the moves of the last hour have begun."""
+    return tuple(each for each in facts.moved_unix_s if _lasts(each, _HOUR_S, unix_s))
+
+
+def _lasts(since_s: float, for_s: float, unix_s: float) -> bool:
+    """Return whether a time lasts that has begun.
+
+    Where the clock was wrong, it may have begun in the future. A time that lies further ahead than
+    it lasts is over, so a wrong clock stops no move for longer than twice the time.
+    """
+    return abs(unix_s - since_s) < for_s
 
 
 def _layout(facts: NodeFacts) -> Layout | None:
@@ -240,7 +257,7 @@ def _unserved(
     grants = view.grants
     for ref, _, after in moves:
         grant = grants.chosen[ref.pod].changing(ref.name, after)
-        # Two containers may swap CPUs, so the next one finds them free.
+        # The next move may take what this one has left.
         grants = grants.replacing(grant).relieved()
     return choosing.unserved(facts, view.pods, grants, waiting)
 
@@ -292,7 +309,7 @@ def _reach(layout: Layout, facts: NodeFacts, view: NodeView, ref: ContainerRef) 
 def _tied(facts: NodeFacts, uid: str) -> bool:
     named: Mapping[str, object] | None = facts.device_nodes.get(uid)
     near = (
-        answer.near
+        answer.near(facts.topology.nodes)
         for ref, by_resource in facts.plugins.answers.items()
         if ref.pod == uid
         for answer in by_resource.values()

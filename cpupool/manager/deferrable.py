@@ -43,6 +43,7 @@ def shares(now: Snapshot, pod: Pod) -> bool:
         and pod.qos is not None
         and pod.cgroup_uid == pod.uid
         and pod.orchestration is None
+        and not facts.policy.requests(pod)
         and not any(
             eligible.cpus(container)
             or any(resource.kind.exclusive for resource in container.requests)

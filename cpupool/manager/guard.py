@@ -17,6 +17,7 @@ from cpupool.core.cpu_manager import TopologyHint, TopologyPolicy
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import PlacementError, said
 from cpupool.core.grants import WHOLE_POD, Sharing
+from cpupool.manager import planning
 from cpupool.policies import built_in
 from cpupool.policies.base import Choice, ChoiceRequest, CPUManagerPolicy, Operation, pool_cpus
 from cpupool.policies.hints import ResourceHints
@@ -146,6 +147,11 @@ class Guard(CPUManagerPolicy):
         """Return which others may run on a pod's CPUs; none where the policy fails."""
         return self._or(Sharing.NONE, lambda: _a(Sharing, self.policy.sharing(pod)))
 
+    def shared(self, view: NodeView, pod: Pod) -> CPUAssignment:
+        """Return the CPUs of a pod that owns none; those of all where the policy fails."""
+        usual = CPUManagerPolicy.shared(self, view, pod)
+        return self._or(usual, partial(self._sharing, view, pod))
+
     def extents(self, view: NodeView) -> Mapping[str, CPUSet]:
         """Return the shared sets; all free CPUs for every container where the policy fails."""
         return self._or(CPUManagerPolicy.extents(self, view), partial(self._extents, view))
@@ -203,6 +209,12 @@ class Guard(CPUManagerPolicy):
         parts = _map(CPUSet, choice.parts)
         if not (parts.keys() <= known and all(parts.values())):
             raise ValueError(f"{parts} are no parts of its choice")
+        if _a(bool, choice.bubble):
+            if not whole:
+                raise ValueError("a bubble is a pod's, and no container's")
+            kept = planning.lasting(whole, parts)
+            if sum(map(len, kept)) > len(CPUSet.union(kept)):
+                raise ValueError(f"two containers own the same CPUs of {parts}")
         return choice
 
     def _narrowed(self, view: NodeView, request: ChoiceRequest) -> ChoiceRequest:
@@ -253,13 +265,23 @@ class Guard(CPUManagerPolicy):
         own = chosen.cpus if chosen else CPUSet()
         if strange := (assignment.exclusive | assignment.offline) - own:
             raise ValueError(f"CPUs {strange} are not its pod's own")
-        pools = PoolsPolicy().extents(view).keys()
-        shared = (cpus for name, cpus in view.extents.items() if name not in pools)
         asked = pool_cpus(view, to_place.container).values()
-        usable = view.free, view.default.default
-        room = CPUSet.union((own, _lent(view), *usable, *shared, *asked))
+        room = CPUSet.union((own, _lent(view), _shared(view), *asked))
         if strange := assignment.cpus - (room & view.topology.online):
             raise ValueError(f"CPUs {strange} are not for this container")
+        return assignment
+
+    def _sharing(self, view: NodeView, pod: Pod) -> CPUAssignment:
+        assignment = _a(CPUAssignment, self.policy.shared(view, pod))
+        _a(Placement, assignment.placement)
+        to_kubelet = assignment.placement is Placement.KUBELET and self.kind.beside_kubelet
+        if view.default.cpus and not (assignment.cpus or to_kubelet):
+            raise ValueError("the pod has no CPUs")
+        if own := assignment.exclusive | assignment.offline:
+            raise ValueError(f"CPUs {own} are not the pod's own")
+        room = _lent(view) | _shared(view)
+        if strange := assignment.cpus - (room & view.topology.online):
+            raise ValueError(f"CPUs {strange} are not for this pod")
         return assignment
 
     def _tried(self, asked: Callable[[], _T]) -> _T:
@@ -296,6 +318,13 @@ def _a(kind: type[_T], answer: object) -> _T:
 def _map(kind: type[_T], answer: Mapping[str, _T]) -> Mapping[str, _T]:
     """Return an answer that maps names to values of a type."""
     return {_a(str, name): _a(kind, value) for name, value in answer.items()}
+
+
+def _shared(view: NodeView) -> CPUSet:
+    """Return the CPUs of the shared sets that are no pools."""
+    pools = PoolsPolicy().extents(view).keys()
+    sets = (cpus for name, cpus in view.extents.items() if name not in pools)
+    return CPUSet.union((view.free, view.default.default, *sets))
 
 
 def _lent(view: NodeView) -> CPUSet:

@@ -74,7 +74,7 @@ def true(pods: Iterable[Pod], known: Mapping[str, Identity]) -> Iterator[Pod]:
 
 
 def forged(pods: Iterable[Pod], known: Mapping[str, Identity]) -> Iterator[Pod]:
-    """Return the false mirrors, whose claim to a static pod the agent rejects."""
+    """Return the false mirrors, whose claim to a static pod the agent refuses."""
     return (pod for pod in pods if pod.cgroup_uid != pod.uid and not _believed(pod, known))
 
 

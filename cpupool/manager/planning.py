@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cpupool.core.cpuset import CPUSet
+from cpupool.core.grants import WHOLE_POD
 from cpupool.core.workloads import ContainerKind, pod_request_milli
 
 if TYPE_CHECKING:
@@ -53,7 +54,27 @@ def most_at_once(pod: Pod, requests: Mapping[str, int]) -> int:
         pod: the pod.
         requests: container → how many CPUs it has of its own.
     """
+    if WHOLE_POD in requests:
+        return requests[WHOLE_POD]
     return pod_request_milli((each.kind, requests.get(each.name, 0)) for each in pod.containers)
+
+
+def of_bubble(pod: Pod, cpus: CPUSet, parts: Mapping[str, CPUSet]) -> Mapping[str, CPUSet]:
+    """Return the parts of a bubble with the rest, which the other containers share.
+
+    Args:
+        pod: the pod.
+        cpus: the bubble.
+        parts: container → its part; two parts have the same CPUs if one is an init container's.
+    """
+    rest = cpus - CPUSet.union(lasting(pod, parts))
+    return {**parts, WHOLE_POD: rest} if rest else parts
+
+
+def lasting(pod: Pod, parts: Mapping[str, CPUSet]) -> list[CPUSet]:
+    """Return the parts of a pod's CPUs that its containers have until the pod ends."""
+    kept = (each.name for each in pod.containers if each.kind is not ContainerKind.INIT)
+    return [parts[name] for name in kept if name in parts]
 
 
 def lacking(pod: Pod, requests: Mapping[str, int], has: Collection[str]) -> tuple[str, ...]:
@@ -79,7 +100,7 @@ def orders(
 ) -> Iterator[tuple[str, ...]]:
     """Yield the orders in which containers choose, the best first.
 
-    The containers that last choose as in a pod without init containers, so that these cost them
+    Sidecars and app containers choose as in a pod without init containers, so that these cost them
     nothing. A topology policy can demand more CPUs then, because the largest init container must
     lie on NUMA nodes where the others do not fit, too. So in a second order that one comes first.
 

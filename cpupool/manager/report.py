@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING
 from cpupool.core import default_pool, devices
 from cpupool.core.assignments import Cause, Placement
 from cpupool.core.cgroups import POD_ITSELF, Writer
-from cpupool.core.cpu_manager import Eligible
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.devices import AllocatedDevices
-from cpupool.core.grants import WHOLE_POD
 from cpupool.core.names import POLICY_CPUS
 from cpupool.core.plugin_facts import RecordedAnswer
 from cpupool.core.requests import CPURequest
-from cpupool.core.workloads import ContainerID, ContainerRef
+from cpupool.core.workloads import ContainerID, ContainerKind, ContainerRef
 from cpupool.manager import by_plugins, ownership, planning, served_requests
 from cpupool.manager.usage import usage
+from cpupool.policies import cpu_limit
 from cpupool.policies.base import Choice
 from cpupool.policies.view import OF_POLICY, NodeView, Size
 
@@ -167,6 +166,19 @@ class OwnChanges:
 
 
 @dataclass(frozen=True, slots=True)
+class InBubble:
+    """The place of a container in the bubble of its pod.
+
+    Attributes:
+        cpus: the bubble.
+        owns: whether the container owns a part of it; otherwise it shares CPUs of it.
+    """
+
+    cpus: CPUSet
+    owns: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ContainerStatus:
     """One container directory of the node.
 
@@ -185,6 +197,7 @@ class ContainerStatus:
         assigned: the CPUs that a scheduler has assigned to its pod; empty for none.
         answers: the answers of plugins for resources, missing ones included.
         changes: how resizes have changed its own CPUs; None if none has.
+        bubble: its place in the bubble of its pod; None without one.
     """
 
     name: str
@@ -198,6 +211,7 @@ class ContainerStatus:
     assigned: CPUSet = field(default_factory=CPUSet)
     answers: tuple[PluginAnswer, ...] = ()
     changes: OwnChanges | None = None
+    bubble: InBubble | None = None
 
     @property
     def leaving(self) -> CPUSet:
@@ -414,7 +428,16 @@ def _container(
         assigned=orchestration.cpus if orchestration else CPUSet(),
         answers=tuple(_answers(facts, resolution, plugins, placed)) if placed else (),
         changes=_changes(resolution, notices, placed) if placed else None,
+        bubble=_bubble(resolution, placed) if placed else None,
     )
+
+
+def _bubble(resolution: Resolution, placed: PlacedContainer) -> InBubble | None:
+    container = placed.container
+    grant = resolution.view.chosen.get(placed.pod.cgroup_uid)
+    if grant is None or not grant.bubble or container.kind is ContainerKind.EPHEMERAL:
+        return None
+    return InBubble(grant.cpus, cpu_limit.owns_part(grant, container))
 
 
 def _changes(
@@ -468,7 +491,9 @@ def _own(resolution: Resolution, placed: PlacedContainer) -> PoolShare | None:
     pod, name = placed.pod, placed.container.name
     grant = resolution.view.chosen.get(pod.cgroup_uid)
     parts, reasons = (grant.parts, grant.reason(name)) if grant else ({}, ())
-    given = parts.get(name) or parts.get(WHOLE_POD, CPUSet())
+    given = grant.part(name) if grant else CPUSet()
+    if grant and grant.bubble and placed.container.kind is ContainerKind.EPHEMERAL:
+        given = CPUSet()
     if not given and placed.assignment.cause is not Cause.MISFIT:
         return None
     at_once = {name, *planning.beside(pod.containers, name)}
@@ -476,7 +501,7 @@ def _own(resolution: Resolution, placed: PlacedContainer) -> PoolShare | None:
     reused = (other for other in others if parts.get(other, CPUSet()) & given)
     return PoolShare(
         pool=POLICY_CPUS,
-        requested=Eligible.CONTAINER.cpus(placed.container) or pod.whole_cpus,
+        requested=placed.container.ownable_cpus or pod.whole_cpus,
         devices=0,
         given=given,
         siblings=CPUSet(),

@@ -5,7 +5,7 @@ notice it may still run on the CPUs that it loses. After the notice the containe
 and it owns them until the kernel reports that it has left. While the agent waits for this report,
 `resized` refuses a further resize of the container.
 
-Sources: KEP-1287 (in-place resize), KEP-5554 (the baseline), KEP-6122 (the delay).
+Sources: KEP-1287 (in-place resize), KEP-5554 (the baseline), KEP-6122 (the notice).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from cpupool.core.cpu_manager import TopologyPolicy
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import DevicesUnnamed, NotEnoughCPUs, PlacementError
-from cpupool.core.grants import WHOLE_POD, Sharing
+from cpupool.core.grants import WHOLE_POD, Sharing, Source
 from cpupool.core.names import POLICY_CPUS, Names
 from cpupool.core.workloads import ContainerID, ContainerRef, CPUMoves, oldest_first
 from cpupool.manager import aligning, choosing, guard, planning
@@ -73,6 +73,9 @@ def resized(
     """
     pod = next((pod for pod in seen.pods if pod.cgroup_uid == ref.pod), None)
     grant = seen.chosen.get(ref.pod)
+    if grant and grant.bubble:
+        what = f"it has CPUs {grant.part(ref.name)} of {grant.cpus}, which its pod owns as a whole"
+        raise ResizeRefused(what, "create the pod again with the new requests")
     if pod is None or grant is None or not grant.resizable(ref.name):
         what = "the CPU manager policy has given it no CPUs of its own"
         raise ResizeRefused(what, "create the pod again with the new request")
@@ -297,6 +300,8 @@ class Reason(Enum):
     ONLINE = "online"
     REPAIR = "repair"
     """Another program has written its CPUs, and they are right again."""
+    PLUGIN = "plugin"
+    """A plugin has named other CPUs for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,11 +311,13 @@ class OwnCPUs:
     Attributes:
         assigned: the CPUs that it must have, offline CPUs included.
         in_force: the online CPUs on which it may run now.
-        baseline: the CPUs that it got at its creation, and that stay its own.
+        baseline: the CPUs that it got at its creation, and that stay its own; empty if a plugin may
+            take any.
         leaving: the CPUs that it gives back, offline CPUs included, while the notice lasts; else
             empty.
         notice_s: how long the container knows that CPUs leave before they are taken.
         settled: whether the kernel has the CPUs in force, and has moved the other pods off them.
+        cause: why its CPUs change, where the CPUs alone do not tell; else None.
     """
 
     assigned: CPUSet
@@ -319,6 +326,7 @@ class OwnCPUs:
     leaving: CPUSet
     notice_s: float
     settled: bool = True
+    cause: Reason | None = None
 
 
 def own_cpus(
@@ -326,7 +334,9 @@ def own_cpus(
 ) -> Mapping[ContainerRef, OwnCPUs]:
     """Return the CPUs of the containers whose own CPUs can change while they run, or have changed.
 
-    A notice ends under every policy: it may have begun before an edit of the pool file.
+    A notice ends under every policy: it may have begun before an edit of the pool file. What a
+    plugin says is in force at once: the plugin may give the old CPUs to another container in the
+    same list.
 
     Args:
         now: the facts and the decisions.
@@ -340,17 +350,19 @@ def own_cpus(
         pod = resolution.pods.get(uid)
         if pod is None:
             continue
+        plugged = grant.source is Source.PLUGIN
         for name in _changing(facts, grant):
             ref, in_force = ContainerRef(uid, name), grant.in_force(name)
             found[ref] = OwnCPUs(
                 grant.parts[name],
                 in_force & online,
-                grant.baseline(name),
+                CPUSet() if plugged else grant.baseline(name),
                 in_force - grant.parts[name],
                 notice_s(facts, pod),
                 settled=runs is not None
                 and runs.get(ref, in_force) & online == in_force & online
                 and (grant.sharing is not Sharing.NONE or in_force.isdisjoint(crowded)),
+                cause=Reason.PLUGIN if plugged else None,
             )
     return found
 
@@ -371,10 +383,10 @@ def _crowded(runs: Mapping[ContainerRef, CPUSet]) -> CPUSet:
 
 
 def _changing(facts: NodeFacts, grant: Grant) -> Iterator[str]:
-    """Yield the containers whose own CPUs a resize can change while they run, or has changed."""
-    resizes = facts.policy.kind.resizes
+    """Yield the containers whose own CPUs can change while they run, or have changed."""
+    resizes, plugged = facts.policy.kind.resizes, grant.source is Source.PLUGIN
     for name in grant.parts:
-        if name in grant.baselines or (resizes and grant.resizable(name)):
+        if plugged or name in grant.baselines or (resizes and grant.resizable(name)):
             yield name
 
 

@@ -14,20 +14,21 @@ Theory of operation. Each step is a function of the values before it:
 
 A node may have hundreds of containers, while most changes concern one pod. So `resolve` takes the
 earlier decisions, and repeats a placement only if a part has changed on which it depends. The
-result is the same as if `resolve` had no earlier decisions and placed every container anew. Two
-more shortcuts serve requests of the container runtime: `promised` adds the responses to Allocate,
-and `owners_stay` says that the grants are as before.
+result is the same as if `resolve` had no earlier decisions and placed every container anew. There
+are two more shortcuts. After a response to Allocate `promised` adds only its promise to the
+resolution. `owners_stay` says, for a request of the container runtime, whether all grants are as
+before.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from cpupool.core.assignments import Cause, CPUAssignment, Placement
 from cpupool.core.cgroups import POD_ITSELF
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.grants import WHOLE_POD, PodOwner
+from cpupool.core.grants import PodOwner
 from cpupool.core.names import KUBELET_CPUS
 from cpupool.core.workloads import ContainerRef
 from cpupool.manager import choosing, ownership, placing, served_requests, sightings
@@ -44,9 +45,6 @@ if TYPE_CHECKING:
     from cpupool.manager.facts import ContainerKey, NodeFacts
     from cpupool.manager.promises import Promise
     from cpupool.policies.view import NodeView
-
-
-_NO_CPUS: Final = CPUSet()
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +125,7 @@ class Resolution:
             return self._itself(pod)
         # Its sandbox, or a container that is not reported yet.
         own = self.view.chosen.get(pod.cgroup_uid)
-        if own and (together := own.parts.get(WHOLE_POD, _NO_CPUS) & self.online):
+        if own and (together := own.rest & self.online):
             return CPUAssignment(Placement.POLICY, exclusive=together)
         return self._shared(pod)
 
@@ -172,6 +170,10 @@ class Snapshot(NamedTuple):
     def assignment(self, key: ContainerKey) -> CPUAssignment:
         """Return the CPUs for a directory below a pod's cgroup, or for the pod's own."""
         return self.resolution.assignment(key)
+
+    def allows(self, key: ContainerKey, cpus: CPUSet) -> bool:
+        """Return whether a container may have these CPUs: where it belongs, or where it waits."""
+        return cpus <= self.assignment(key).cpus | self.resolution.view.default.cpus
 
 
 class Reader(Protocol):

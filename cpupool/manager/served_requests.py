@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from cpupool.config.pool_rules import suits_static_kubelet
-from cpupool.core.cpu_manager import Eligible
 from cpupool.core.grants import WHOLE_POD
 from cpupool.core.names import ENABLE_SHARED_CPUS, KUBELET_CPUS
 from cpupool.core.requests import NO_REQUEST, CPURequest
@@ -104,7 +103,7 @@ def countable(pod: Pod) -> Mapping[str, int]:
     request. Such a pod that requests a pool gets the pool's CPUs only.
     """
     outside = filter(outside_pools, pod.containers)
-    counts = {each.name: n for each in outside if (n := Eligible.CONTAINER.cpus(each))}
+    counts = {each.name: n for each in outside if (n := each.ownable_cpus)}
     if pod.orchestration and pod.orchestration.owns and (whole := together(pod)):
         counts[WHOLE_POD] = whole
     return counts

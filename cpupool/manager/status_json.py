@@ -16,6 +16,7 @@ from cpupool.core.cpu_manager import (
     NAMESPACES,
     ON_MISFIT,
     OPTIONS,
+    POD_LEVEL,
     POLICY,
     RESERVED,
     SUPPRESSION,
@@ -41,6 +42,7 @@ from cpupool.core.pools import HyperThreadingPolicy, MixedCPUs, NodePools, Pool,
 from cpupool.core.withheld import Withheld
 from cpupool.manager.report import (
     ContainerStatus,
+    InBubble,
     NodeResource,
     NodeStatus,
     OwnChanges,
@@ -108,6 +110,8 @@ def to_json(status: NodeStatus) -> dict[str, Any]:
                 "shares": [_share_to_json(share) for share in container.shares],
                 "answers": [asdict(answer) for answer in container.answers],
                 "changes": container.changes and _changes_to_json(container.changes),
+                "bubble": container.bubble
+                and {"cpus": str(container.bubble.cpus), "owns": container.bubble.owns},
             }
             for container in status.containers
         ],
@@ -283,6 +287,7 @@ def _cpu_manager(manager: Fields | None) -> CPUManager:
         system_pods=SystemPods()
         if system is None
         else SystemPods(system.texts(NAMESPACES), system.read(CPUS, CPUSet.parse)),
+        pod_level=manager.get(POD_LEVEL, bool, default=False),
         compaction=None
         if compaction is None
         else Compaction(
@@ -304,7 +309,14 @@ def _container(container: Fields) -> ContainerStatus:
         assigned=container.read("assigned", CPUSet.parse, ""),
         answers=tuple(map(_answer, container.objects("answers", optional=True))),
         changes=_changes(container.part("changes")),
+        bubble=_bubble(container.part("bubble")),
     )
+
+
+def _bubble(bubble: Fields | None) -> InBubble | None:
+    if bubble is None:
+        return None
+    return InBubble(bubble.read("cpus", CPUSet.parse), bubble.get("owns", bool))
 
 
 def _changes(changes: Fields | None) -> OwnChanges | None:

@@ -20,6 +20,7 @@ from cpupool.policies.view import BEST_EFFORT, DEFAULT
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from cpupool.core.grants import Grant
     from cpupool.core.pools import Pool, PoolKind
     from cpupool.core.topology import CPUTopology
     from cpupool.manager.facts import NodeFacts
@@ -193,12 +194,7 @@ def choice_counts(before: NodeView | None, after: NodeView) -> ChoiceCounts:
     manager = after.pools.cpu_manager
     cores = manager.options.full_pcpus_only
     nodes = manager.topology_policy is TopologyPolicy.SINGLE_NUMA_NODE
-    given = [
-        cpus
-        for uid, grant in after.chosen.items()
-        for name, cpus in grant.parts.items()
-        if before is None or not before.grants.part(uid, POLICY_CPUS, name)
-    ]
+    given = [cpus for uid, grant in after.chosen.items() for cpus in _new(before, uid, grant)]
     refused = [
         refusal.error
         for uid, refusal in after.refused.items()
@@ -218,6 +214,17 @@ def choice_counts(before: NodeView | None, after: NodeView) -> ChoiceCounts:
             Boundary.NUMA_NODE: nodes * apart,
         },
     )
+
+
+def _new(before: NodeView | None, uid: str, grant: Grant) -> Iterator[CPUSet]:
+    """Yield the CPUs that a pod has got since an earlier view; a bubble counts once."""
+    if grant.bubble:
+        if before is None or uid not in before.chosen:
+            yield grant.cpus
+        return
+    for name, cpus in grant.parts.items():
+        if before is None or not before.grants.part(uid, POLICY_CPUS, name):
+            yield cpus
 
 
 def _behind_one_cache(topology: CPUTopology, cpus: CPUSet) -> bool:

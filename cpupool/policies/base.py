@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
 
 from cpupool.core import withheld
 from cpupool.core.assignments import Cause, CPUAssignment, Placement
-from cpupool.core.cpu_manager import ON_MISFIT, Eligible, Scope, TopologyPolicy
+from cpupool.core.cpu_manager import ON_MISFIT, Scope, TopologyPolicy
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.grants import WHOLE_POD, Sharing, Source
 from cpupool.core.names import ENABLE_SHARED_CPUS, POLICY_CPUS
 from cpupool.core.orchestration import NodeRules
 from cpupool.core.pools import NodePools
 from cpupool.core.requests import NO_REQUEST
-from cpupool.core.workloads import ContainerRef, QoSClass
+from cpupool.core.workloads import ContainerKind, ContainerRef, QoSClass
 from cpupool.policies import cpu_limit
 from cpupool.policies.view import DEFAULT
 
@@ -55,12 +55,14 @@ class Choice:
         proven: whether no better choice exists by the rules; otherwise this is the best choice
             that the search found.
         parts: container → its part of the CPUs, where the containers of a pod do not share them.
+        bubble: whether the other containers share only what no part has (`core/grants.py`).
     """
 
     cpus: CPUSet
     steps: tuple[Step, ...] = ()
     proven: bool = True
     parts: Mapping[str, CPUSet] = field(default_factory=dict)
+    bubble: bool = False
 
 
 class Operation(Enum):
@@ -273,13 +275,16 @@ class CPUManagerPolicy(ABC):
         The owned CPUs may be of an earlier policy, which was in force when the pod started. The
         view has this pod alone; a container that is confined is placed again with all pods in view.
         """
-        chosen = view.chosen.get(to_place.pod.cgroup_uid)
-        own = chosen.in_force(to_place.container.name) if chosen else CPUSet()
+        chosen, container = view.chosen.get(to_place.pod.cgroup_uid), to_place.container
+        own = chosen.in_force(container.name) if chosen else CPUSet()
+        if chosen and chosen.bubble and container.kind is ContainerKind.EPHEMERAL:
+            # A debugger works also while the pod uses up its bubble, as KEP-5526 says.
+            own = CPUSet()
         ref = ContainerRef(to_place.pod.cgroup_uid, to_place.container.name)
         if lost := view.claimed.get(ref, CPUSet()) - own:
             holders = view.others_with(lost, to_place.pod)
             owner = f"pod {holders}" if holders else "another pod"
-            why = f"its plugin has named CPUs {lost} for it alone, which {owner} owns"
+            why = f"its plugin gives it CPUs {lost} exclusively, but {owner} owns them"
             return view.confined(Cause.ANSWER, why)
         if chosen and own and (online := own & view.topology.online):
             pooled = pool_cpus(view, to_place.container)
@@ -292,7 +297,7 @@ class CPUManagerPolicy(ABC):
                 reason="" if plugged else self._unmet(chosen, to_place, requests),
                 offline=own - online,
                 resources={POLICY_CPUS: online, **pooled},
-                limit=None if plugged else cpu_limit.of_policy(to_place.container, requests),
+                limit=None if plugged else cpu_limit.of_policy(chosen, container, requests),
             )
         if own:
             return view.confined(Cause.OFFLINE, f"its {withheld.why(own, view.topology.withheld)}")
@@ -306,10 +311,8 @@ class CPUManagerPolicy(ABC):
 
         An owner keeps its CPUs until it ends, whatever an in-place resize changes (KEP-1287).
         """
-        if not (other := other_request(grant, to_place, requests)):
-            return ""
-        has = grant.parts.get(WHOLE_POD) or grant.part(to_place.container.name)
-        return f"{other} since a resize, and keeps CPUs {has} until the pod ends"
+        other, has = other_request(grant, to_place, requests)
+        return f"{other} since a resize, and keeps CPUs {has} until the pod ends" if other else ""
 
     def home(self, _view: NodeView, _pod: Pod) -> int | None:
         """Return the NUMA node whose shared CPUs a pod has; None if it has those of all.
@@ -339,22 +342,36 @@ class CPUManagerPolicy(ABC):
         return self
 
 
-def other_request(grant: Grant, to_place: ContainerToPlace, requests: Mapping[str, int]) -> str:
-    """Return what a pod requests in place of the CPUs that it has; empty if these are as many."""
+def other_request(
+    grant: Grant, to_place: ContainerToPlace, requests: Mapping[str, int]
+) -> tuple[str, CPUSet]:
+    """Return what a pod requests in place of the CPUs that it has, and these.
+
+    The text is empty if the CPUs are as many as requested.
+    """
     pod, container = to_place.pod, to_place.container
+    part = grant.part(container.name)
     if pod.qos is None:
-        return ""
-    together = WHOLE_POD in grant.parts
-    part = WHOLE_POD if together else container.name
+        return "", part
+    if grant.bubble:
+        owned = part if cpu_limit.owns_part(grant, container) else CPUSet()
+        if pod.level_cpus == len(grant.assigned):
+            return _other("it", container.level_cpus, len(owned)), part
+        return _other("its pod", pod.level_cpus, len(grant.assigned)), grant.assigned
+    if grant.whole:
+        whole = grant.parts[WHOLE_POD]
+        return _other("its pod", requests.get(WHOLE_POD, pod.whole_cpus), len(whole)), whole
     # By a setting until now it may have been eligible.
-    whole = pod.whole_cpus if together else Eligible.CONTAINER.cpus(container)
-    requested = requests.get(part, whole)
-    if requested == len(grant.parts[part]):
+    requested = requests.get(container.name, container.ownable_cpus)
+    other = _other("it", requested, len(part))
+    unlimited = other and not requested and pod.qos is QoSClass.BURSTABLE
+    return f"{other} with an equal limit" if unlimited else other, part
+
+
+def _other(whose: str, requested: int, has: int) -> str:
+    if requested == has:
         return ""
-    now = f"cpu {requested}" if requested else "no whole number of CPUs"
-    if not requested and pod.qos is QoSClass.BURSTABLE and not together:
-        now += " with an equal limit"
-    return f"{'its pod' if together else 'it'} requests {now}"
+    return f"{whose} requests {f'cpu {requested}' if requested else 'no whole number of CPUs'}"
 
 
 def pool_cpus(view: NodeView, container: Container) -> Mapping[Resource, CPUSet]:

@@ -8,14 +8,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cpupool.core.bandwidth import Limit
-from cpupool.core.cpu_manager import Eligible
 from cpupool.core.names import KUBELET_CPUS
 from cpupool.core.pools import MILLI_PER_CPU
+from cpupool.core.workloads import ContainerKind
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from cpupool.core.cpuset import CPUSet
+    from cpupool.core.grants import Grant
     from cpupool.core.requests import CPURequest
     from cpupool.core.workloads import Container, Pod
 
@@ -44,15 +45,27 @@ def of_pools(pod: Pod, container: Container, request: CPURequest, shared: CPUSet
     return Limit(min(limit for limit in limits if limit is not None), own_milli=own_milli)
 
 
-def of_policy(container: Container, requested: Collection[str]) -> Limit | None:
+def of_policy(grant: Grant, container: Container, requested: Collection[str]) -> Limit | None:
     """Return the CPU time of a container with CPUs of the CPU manager policy; None as above.
 
     The CPUs stand for a whole request. A policy that gives some to another container leaves it the
-    CPU time that its own limit says.
+    CPU time that its own limit says, and the kubelet's limits keep those that share the rest of a
+    bubble from using it up (KEP-5526).
 
     Args:
+        grant: the CPUs of its pod.
         container: the container.
         requested: the containers of its pod for which the policy chooses CPUs.
     """
-    whole = Eligible.CONTAINER.cpus(container)
-    return None if container.name in requested and not whole else Limit(None)
+    shares = grant.bubble and not owns_part(grant, container)
+    unasked = container.name in requested and not container.ownable_cpus
+    return None if shares or unasked else Limit(None)
+
+
+def owns_part(grant: Grant, container: Container) -> bool:
+    """Return whether a container has a part of a bubble to itself.
+
+    The part of an init container that shares has CPUs which others own later.
+    """
+    ends = container.kind is ContainerKind.INIT
+    return container.name in grant.parts and not (ends and not container.level_cpus)

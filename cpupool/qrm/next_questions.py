@@ -4,6 +4,9 @@ As in the Topology Manager, all plugins of a container are asked for hints, thes
 the NUMA nodes of its devices and with those of the CPU manager policy, and each plugin gets the
 merged hint with the request. With the topology scope `pod` this is done for all containers of a pod
 at one time.
+
+A pod that runs waits for no plugin that is away or silent, as in the patched kubelet: the agent
+asks the others, and it asks a silent plugin without hints.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from cpupool.policies.qrm.questions import Question
 from cpupool.qrm.numeric_hints import merge_each
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from cpupool.core.cpu_manager import TopologyHint
     from cpupool.core.workloads import Container, Pod
@@ -58,13 +61,30 @@ def plan(
     plugins: Mapping[str, PluginOptions],
     *,
     heard: Mapping[ContainerRef, Mapping[str, HintsAnswer]],
+    unlisted: Collection[str] = (),
 ) -> Plan:
-    """Return what to ask for a container: by the plugins that are there, and the hints so far."""
+    """Return what to ask for a container now.
+
+    Args:
+        now: the node's facts and decisions.
+        pod: the container's pod.
+        container: the container.
+        plugins: resource → the options of its plugin, which is there.
+        heard: the hints so far.
+        unlisted: the resources whose plugin is there, and is to list before it allocates.
+    """
     facts, open_ = now.facts, _open(now, pod, container)
     contradiction = _contradiction(facts, container)
     group = _aligned_with(facts, pod, container)
     needed = {resource for each in group for resource in _questions(now, pod, each)}
-    waits = not needed <= plugins.keys() or by_plugins.awaits_devices(facts, pod)
+    aligned = {resource for resource, options in plugins.items() if options.aligned}
+    waits = not needed.isdisjoint(unlisted) or by_plugins.awaits_devices(facts, pod)
+    if pod.running:
+        waits |= facts.plugins.expected
+        aligned &= facts.plugins.answering
+        open_ = {resource: open_[resource] for resource in open_.keys() & plugins.keys()}
+    else:
+        waits |= not needed <= plugins.keys()
     if contradiction or not open_ or waits:
         return Plan(refused=contradiction if open_ else "")
     policy = aligning.topology_policy(facts, pod)
@@ -74,7 +94,7 @@ def plan(
         question
         for each in group
         for resource, question in sorted(_open(now, pod, each).items())
-        if plugins[resource].aligned and resource not in heard.get(question.container, {})
+        if resource in aligned and resource not in heard.get(question.container, {})
     )
     if wanting:
         return Plan(hints=wanting)
@@ -148,7 +168,8 @@ def _offers(
 ) -> dict[str, Hints]:
     """Return the NUMA nodes of a container's requests; what an earlier answer gave stays."""
     ref = ContainerRef(pod.cgroup_uid, container.name)
-    had = {resource: each.near for resource, each in now.facts.plugins.answers.get(ref, {}).items()}
+    given, nodes = now.facts.plugins.answers.get(ref, {}), now.facts.topology.nodes
+    had = {resource: each.near(nodes) for resource, each in given.items()}
     said = heard.get(ref, {})
     return {
         resource: said[resource].hints if resource in said else had.get(resource)

@@ -64,9 +64,6 @@ class PluginAdmitter:
         rules = by_plugins.Awaited.of(now.facts)
         if not rules.resources or self._is_complete(now):
             return math.inf
-        # A plugin that lists does so before it allocates.
-        unlisted = self._table.unlisted
-        listed = {name: worker for name, worker in plugins.items() if name not in unlisted}
         complete = True
         for pod in oldest_first(now.resolution.view.pods):
             skipped = pod.description.starts_early and not pod.running
@@ -74,9 +71,11 @@ class PluginAdmitter:
                 continue
             for container in pod.containers:
                 ended = pod.running and container.kind is ContainerKind.INIT
-                if not (ended or self._has_all(now, pod, container, rules, listed)):
+                if not (ended or self._has_all(now, pod, container, rules, plugins)):
                     complete = False
-                    break
+                    # A container that runs holds up no other one.
+                    if not pod.running:
+                        break
         # What is heard later may be about a container that has all by then.
         complete = complete and all(row.call is Call.QUIET for row in self._table)
         self._complete = (now, self._table.changes) if complete else None
@@ -134,7 +133,7 @@ class PluginAdmitter:
             given = self._book.asked_for(pod, question.quantity, answers, hint, has=row.answer)
             row.confirmed_s = self._table.now_s()
             self._book.take(self._snapshot(), {(row.container, row.resource): given})
-            self._table.answered(row.container)
+            self._table.answered(row)
 
         self._ask(worker, row, lambda plugin: plugin.allocate(question, hint), answered)
 
@@ -152,14 +151,18 @@ class PluginAdmitter:
             self._table.has_all(ref)
             return True
         refs = [ContainerRef(pod.cgroup_uid, each.name) for each in pod.containers]
-        if self._table.waits(refs) or any(row.start is Start.DUE for row in self._table.of(ref)):
+        tried = [ref] if pod.running else refs
+        due = any(row.start is Start.DUE for row in self._table.of(ref))
+        if due or self._table.waits(refs, tried):
             return False
         options = {resource: worker.options for resource, worker in plugins.items()}
         heard = {
             each: {row.resource: row.hints for row in self._table.of(each) if row.hints}
             for each in refs
         }
-        plan = next_questions.plan(now, pod, container, options, heard=heard)
+        plan = next_questions.plan(
+            now, pod, container, options, heard=heard, unlisted=self._table.unlisted
+        )
         for question in plan.hints:
             self._ask_hints(plugins[question.resource], question)
         for question, hint in plan.allocate:
@@ -191,13 +194,14 @@ class PluginAdmitter:
             if not isinstance(found, PluginError):
                 answered(found)
             elif self._table.hear(row, Event.REFUSED):
-                self._refuse(row.container, f"the plugin for {row.resource} {found.why}")
+                why = f"the plugin for {row.resource} {found.why}"
+                self._refuse(row.container, why, row.resource)
 
         worker.ask(call, finished)
 
-    def _refuse(self, ref: ContainerRef, why: str) -> None:
+    def _refuse(self, ref: ContainerRef, why: str, resource: str = "") -> None:
         """Note a refusal; the container is tried again after a pause, with new hints."""
-        if self._table.refuse(ref, why):
+        if self._table.refuse(ref, why, resource):
             log.warning("request refused", pod=ref.pod, container=ref.name, reason=why)
 
     def _prepare(self, worker: PluginWorker, row: Row, question: Question) -> None:

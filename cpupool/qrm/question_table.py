@@ -33,12 +33,14 @@ The pod has a fourth state, `Stay`. The longest way of a question, as `(call, ha
 An event moves each state whose transition table has the event: ASK moves `Call` and `Has`. If such
 a table has the event, but not in the present state, the event is `Impossible`, and moves nothing.
 
-Three rules are about several questions:
+Four rules are about several questions:
 
 * If another plugin has taken the place of a plugin, the old plugin answers no more calls. LOST ends
   its calls, and the agent asks the new plugin.
 * The hints of a pod belong together. A refusal makes all of them STALE, and the agent asks about
   the pod's containers again after a pause.
+* In a pod that runs, a pause after a refusal delays only the refused container, and a plugin that
+  is away or silent delays no question to another plugin.
 * A call about a forgotten pod still ends (LEFT). If the call was ASK, the table still accepts its
   answer: by this call the plugin has stored the pod again. So the agent asks the plugin once more
   to forget the pod.
@@ -267,10 +269,20 @@ class Row:
 
 @dataclass(slots=True)
 class _Container:
-    """Why a container is refused, and when it is tried again."""
+    """Why a container is refused, and when it is tried again.
 
-    refused: str = ""
+    Attributes:
+        refused: resource → why its plugin refuses the container; empty for all plugins together.
+        attempt: when it is tried again.
+    """
+
+    refused: dict[str, str] = field(default_factory=dict)
     attempt: Attempt = _AT_ONCE
+
+    @property
+    def why(self) -> str:
+        """Why it is refused; empty if it is not."""
+        return "; ".join(why for _, why in sorted(self.refused.items()))
 
 
 @dataclass(slots=True)
@@ -335,7 +347,7 @@ class QuestionTable:
     @property
     def refusals(self) -> Mapping[ContainerRef, str]:
         """Container → why it lacks an answer, or a start that is prepared."""
-        refused = {ref: each.refused for ref, each in self._containers.items() if each.refused}
+        refused = {ref: each.why for ref, each in self._containers.items() if each.refused}
         return refused | {row.container: row.unprepared for row in self if row.unprepared}
 
     @property
@@ -429,20 +441,32 @@ class QuestionTable:
 
     # What happens to a container.
 
-    def refuse(self, ref: ContainerRef, why: str) -> bool:
-        """Note that a container is refused, and tried again later; return whether `why` is new."""
+    def refuse(self, ref: ContainerRef, why: str, resource: str = "") -> bool:
+        """Note that a container is refused, and tried again later; return whether that is new.
+
+        What a single plugin refuses stays until it answers, or until all plugins together refuse:
+        then it has given hints.
+
+        Args:
+            ref: the container.
+            why: the reason in words.
+            resource: whose plugin refuses; empty for all plugins together.
+        """
         self._pods.setdefault(ref.pod, _Pod())
         container = self._containers.setdefault(ref, _Container())
-        new, container.refused = container.refused != why, why
+        others = {name: each for name, each in container.refused.items() if name and resource}
+        refused = {**others, resource: why}
+        new, container.refused = container.refused != refused, refused
         container.attempt = container.attempt.refused(self.now_s())
         self.changes += new
         self._drop_hints(row for row in self if row.container.pod == ref.pod)
         return new
 
-    def answered(self, ref: ContainerRef) -> None:
-        """Note that a container is refused no more."""
-        if (container := self._containers.get(ref)) and container.refused:
-            container.refused = ""
+    def answered(self, row: Row) -> None:
+        """Note that a plugin refuses a container no more."""
+        container = self._containers.get(row.container, _Container())
+        for resource in container.refused.keys() & {row.resource, ""}:
+            del container.refused[resource]
             self.changes += 1
 
     def has_all(self, ref: ContainerRef) -> None:
@@ -451,14 +475,16 @@ class QuestionTable:
             self.changes += bool(container.refused)
         self._drop_hints(self.of(ref))
 
-    def waits(self, refs: Collection[ContainerRef]) -> bool:
-        """Return whether a question of a pod has no answer yet, or its next attempt is not due.
+    def waits(self, refs: Iterable[ContainerRef], tried: Iterable[ContainerRef]) -> bool:
+        """Return whether a question has no answer yet, or the next attempt is not due.
 
-        Several of its containers may be asked for hints at one time.
+        Args:
+            refs: the containers of a pod, of which several may be asked for hints at one time.
+            tried: those whose attempt counts.
         """
         calls = {row.call for ref in refs for row in self.of(ref)}
-        tried = [self._containers[ref].attempt for ref in refs if ref in self._containers]
-        return bool(calls & _BEING_ADMITTED) or any(self.now_s() < each.due_s for each in tried)
+        attempts = [self._containers[ref].attempt for ref in tried if ref in self._containers]
+        return bool(calls & _BEING_ADMITTED) or any(self.now_s() < each.due_s for each in attempts)
 
     def next_s(self) -> float:
         """Return when the next attempt comes; one that is due already waits for something else."""

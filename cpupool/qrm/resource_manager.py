@@ -2,7 +2,8 @@
 
 Level-triggered: each look compares the requests of this node's pods with the answers, and asks for
 what is missing. The plugins answer in threads of their own, and only the thread of this role knows
-the answers: no lock is held over a call. An answer is judged, recorded, and only then a fact.
+the answers: no lock is held over a call. The role checks an answer and records it. Then the answer
+is a fact.
 """
 
 from __future__ import annotations
@@ -66,8 +67,8 @@ class PluginSettings:
     """The agent's settings for plugins.
 
     Attributes:
-        folders: where plugins make their sockets (`PluginRegistry`); the first is our own,
-            with the door. Without any folder no plugin is asked.
+        folders: where plugins make their sockets (`PluginRegistry`). The first is cpupool's own,
+            with the socket on which plugins call Register. Without any folder no plugin is asked.
         names: the same attribute of `PluginFacts`.
         reconcile_s: how often plugins are asked for what containers have now.
         of_node: whether plugins are asked what the node has, too.
@@ -98,11 +99,12 @@ class ResourceManager(StepLoop):
         settings: which plugins are asked, and what for.
         record: the file with the answers.
         imports: the answers of another manager, for a node without a record.
-        telemetry: hears which plugin is refused, which answer, how many there are, and that the
-            loop turns.
-        changed: called when there are other plugins or answers, or a plugin begins or ends to fail.
+        telemetry: takes Events about refused plugins and answers, their metrics, and the beats of
+            the loop.
+        changed: called when the plugins or the answers have changed, or a plugin begins or ends to
+            fail.
         v2: whether the node has cgroup version 2.
-        doors: what else is served while plugins are asked.
+        doors: the other sockets that this role serves while it runs.
         now_s: a monotonic clock.
 
     Attributes:

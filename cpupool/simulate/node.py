@@ -9,7 +9,7 @@ that a simulation can compare choosers.
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
@@ -18,6 +18,7 @@ from cpupool.core.assignments import Step
 from cpupool.core.cpuset import CPUSet, format_ids
 from cpupool.core.devices import advertised, exclusive_cpus, unaligned
 from cpupool.core.errors import AllocationError, PodRefused, SMTAlignmentError
+from cpupool.core.grants import CHANGES, RESIZE
 from cpupool.core.names import POLICY_CPUS
 from cpupool.core.pools import MILLI_PER_CPU
 from cpupool.core.quantity import as_quantity
@@ -167,6 +168,7 @@ class SimulatedPod:
         placements: the CPUs of each container.
         alignment: the alignment of its containers.
         own_alignment: the part of it that comes from CPUs of the CPU manager policy.
+        refusals: container → the steps that say which resizes were refused.
     """
 
     pod: Pod
@@ -177,12 +179,22 @@ class SimulatedPod:
     placements: list[PlacementRecord] = field(default_factory=list)
     alignment: Alignment = field(default_factory=Alignment)
     own_alignment: Alignment = field(default_factory=Alignment)
+    refusals: defaultdict[str, list[Step]] = field(default_factory=lambda: defaultdict(list))
 
     @property
     def wait_s(self) -> float | None:
         """The time that it waited for CPUs of the CPU manager policy; None if it did not wait."""
         waits_s = [placed.waited_s for placed in self.placements if placed.waited_s or placed.held]
         return max(waits_s, default=None)
+
+    def refuse_resize(self, container: str, at_s: float, why: str) -> None:
+        """Give a refused resize a place among the reasons why a container has its CPUs."""
+        for at, placed in enumerate(self.placements):
+            if (placed.container, placed.pool) == (container, POLICY_CPUS):
+                step = Step(RESIZE, f"refused at {at_s:g} s: {why}", placed.cpus)
+                self.refusals[container].append(step)
+                *chosen, last = placed.steps
+                self.placements[at] = replace(placed, steps=(*chosen, step, last))
 
     def refusal(self, container: Container, reason: str, what: str) -> PodRefused:
         """Return the error for a refused pod."""
@@ -293,15 +305,13 @@ class SimulatedNode:
                 for placed in admitted.placements
                 if (placed.container, placed.pool) == (full_name, POLICY_CPUS)
             )
-            made = ResizeRecord(
-                at_s, full_name, before[name], asked[name], owned, Outcome.REFUSED, why
-            )
-            if why:
-                yield made
-                continue
-            outcome, refused = self._resize_one(pod, name, at_s)
-            yield replace(made, outcome=outcome, why=refused)
-            why = refused and f"container {name} is resized first"
+            outcome, refused = Outcome.REFUSED, why
+            if not why:
+                outcome, refused = self._resize_one(pod, name, at_s)
+                why = refused and f"container {name} is resized first"
+            if refused:
+                admitted.refuse_resize(full_name, at_s, refused)
+            yield ResizeRecord(at_s, full_name, before[name], asked[name], owned, outcome, refused)
 
     def _misfit_of_resize(self, before: Pod, pod: Pod) -> str:
         """Return why the kubelet does not take the new requests of a pod; empty if it does."""
@@ -389,7 +399,11 @@ class SimulatedNode:
                 if now.waited_for:
                     waited = f"its pod waits {waited_s:g} s: {now.waited_for}"
                     steps = [Step("onMisfit", waited, CPUSet())]
-                steps += now.reasons[container.name]
+                reasons = now.reasons[container.name]
+                steps += [step for step in reasons if step.rule not in CHANGES]
+                # The CPUs that remain are those of the last change.
+                steps += admitted.refusals[container_name(admitted.pod, container)]
+                steps += [step for step in reasons if step.rule in CHANGES]
                 steps.append(Step("cpuManager", self._chooses, cpus))
                 self._note(
                     admitted,

@@ -204,6 +204,7 @@ def rule(
             installed=None,
             on_misfit=Misfit.FAIL,
             eligible=Eligible.POD,
+            pod_level=False,
             system_pods=SystemPods(),
         )
         return replace(node_pools, cpu_manager=failing), kubelet_packed

@@ -105,6 +105,8 @@ def pod_of(
     containers: Iterable[Container],
     level_milli: int | None = None,
     overhead_milli: int = 0,
+    *,
+    level_cpus: int = 0,
 ) -> Pod:
     """Return a pod with the name `namespace/name` in a trace."""
     namespace, _, name = full_name.partition("/")
@@ -115,6 +117,7 @@ def pod_of(
         None,
         tuple(containers),
         level_milli=level_milli,
+        level_cpus=level_cpus,
         overhead_milli=overhead_milli,
     )
 
@@ -169,6 +172,8 @@ def resizing(at_s: float, pod: Pod, milli: Mapping[str, int]) -> Event:
 def _asking(container: Container, milli: int, *, guaranteed: bool) -> Container:
     """Return a container with another native request, and an equal limit if it has any."""
     limited = container.limit_milli is not None
+    if container.level_cpus:
+        return replace(container, request_milli=milli, limit_milli=milli, level_cpus=_whole(milli))
     return replace(
         container,
         request_milli=milli,
@@ -186,7 +191,9 @@ def arrival_of(body: Body, names: Names) -> Event:
     """
     pod = views.pod(views.created(body, "not-yet"), names)
     name = f"{pod.namespace}/{pod.name}"
-    comes = pod_of(name, pod.containers, pod.level_milli, pod.overhead_milli)
+    comes = pod_of(
+        name, pod.containers, pod.level_milli, pod.overhead_milli, level_cpus=pod.level_cpus
+    )
     return arrival(0, comes, *_texts_of(body, names))
 
 
@@ -276,6 +283,8 @@ def _line(event: Event) -> dict[str, object]:
 
 def _guaranteed(pod: Pod) -> bool:
     """Return whether containers of a pod own the whole CPUs that they request."""
+    if pod.level_milli is not None:
+        return bool(pod.level_cpus)
     return all(_whole(each.request_milli) == each.whole_cpus for each in pod.containers)
 
 
@@ -477,7 +486,11 @@ class _Reader:
         annotations = _texts(found.get("annotations", {}), "annotations", known)
         level = _milli(full_name, found[_LEVEL]) if _LEVEL in found else None
         overhead = _milli(full_name, found.get(_OVERHEAD, 0))
-        pod = pod_of(full_name, containers, level, overhead)
+        cpus = 0
+        if level is not None:
+            cpus = _whole(level) if qos is QoSClass.GUARANTEED else 0
+            containers = list(map(_leveled, containers))
+        pod = pod_of(full_name, containers, level, overhead, level_cpus=cpus)
         event = arrival(at_s, pod, labels, annotations)
         self._present[full_name] = event.pod
         return event
@@ -537,6 +550,11 @@ def _containers(value: object, *, guaranteed: bool) -> list[Container]:
         raise _LineError(f"there are two containers {twice[0]}", "rename one")
     # The kubelet starts init containers and sidecars, in their order, before the others.
     return sorted(containers, key=lambda container: container.kind is ContainerKind.APP)
+
+
+def _leveled(container: Container) -> Container:
+    """Return a container as it is in a pod with resources of its own."""
+    return replace(container, whole_cpus=0, equal_cpus=0, level_cpus=container.whole_cpus)
 
 
 def _container_of(value: object, *, guaranteed: bool) -> Container:

@@ -1,8 +1,8 @@
 """The kubelet's checkpoint `cpu_manager_state`, which says which CPUs each container owns.
 
 The agent reads the kubelet's file, and never writes it. It writes a file of its own in the shape of
-version 2, which existing tools read, with the id of the boot, what the policy has settled and how
-CPUs have changed beside it.
+version 2, which existing tools read, or of version 3 if a pod has a bubble. Beside it are the id of
+the boot, what the policy has settled and how CPUs have changed.
 
 Source: kubernetes pkg/kubelet/cm/cpumanager/state (checkpoint.go, state.go). The versions:
 
@@ -56,7 +56,7 @@ class State:
         policy: the name of the CPU manager policy.
         default_cpus: the CPUs that no container owns.
         entries: pod UID → container → its own CPUs.
-        pods: pod UID → the CPUs of the pod as a whole (versions 3 and 4).
+        pods: pod UID → its bubble (versions 3 and 4).
         by_id: container id → its own CPUs (version 1).
         version: the version of the file's shape.
         boot_id: the boot in which the agent wrote the file; empty in a file of the kubelet.
@@ -110,17 +110,21 @@ def parse(data: bytes) -> State:
 
 
 def encode(state: State) -> bytes:
-    """Write a file of version 2, with keys of the agent beside the kubelet's."""
+    """Write a file of version 2 or 3, with keys of the agent beside the kubelet's."""
     entries = {
         pod: {name: str(cpus) for name, cpus in containers.items()}
         for pod, containers in state.entries.items()
     }
-    body = {
+    body: dict[str, Any] = {
         "policyName": state.policy,
         "defaultCpuSet": str(state.default_cpus),
         "entries": entries,
     }
-    checksum = _READER.checksum(_dump(_lower(body), _STRUCTS[0], _nested(entries)))
+    named, struct = _nested(entries), _STRUCTS[0]
+    if state.pods:
+        body["podEntries"] = {pod: {"cpuSet": str(cpus)} for pod, cpus in state.pods.items()}
+        named, struct = f"{named}{_bubbles(state.pods)}", _STRUCTS[-1]
+    checksum = _READER.checksum(_dump(_lower(body), struct, named))
     document = {
         **body,
         "checksum": checksum,
@@ -243,18 +247,11 @@ def _dumps(
     if flat:
         return
     named = _nested({pod: _texts(raw, pod) for pod, raw in entries.items()})
-    of_pods = dump_map(
-        {pod: _pod_cpus(raw, pod) for pod, raw in pods.items()},
-        # The struct k8s.io/utils/cpuset.CPUSet, a set of numbers.
-        lambda cpus: (
-            "{CPUSet:(cpuset.CPUSet){elems:(map[int]struct {})"
-            f"{dump_map(dict.fromkeys(cpus, '{}'), str)}}}}}"
-        ),
-    )
+    bubbles = _bubbles({pod: _pod_cpus(raw, pod) for pod, raw in pods.items()})
     for struct in _STRUCTS:
         if not pods:
             yield _dump(document, struct, named)
-        yield _dump(document, struct, f"{named} PodEntries:(state.PodCPUAssignments){of_pods}")
+        yield _dump(document, struct, named + bubbles)
 
 
 def _dump(document: Mapping[str, Any], struct: str, entries: str) -> str:
@@ -268,6 +265,18 @@ def _dump(document: Mapping[str, Any], struct: str, entries: str) -> str:
 def _nested(entries: Mapping[str, Mapping[str, str]]) -> str:
     dumped = dump_map(entries, lambda containers: dump_map(containers, str))
     return f"(map[string]map[string]string){dumped}"
+
+
+def _bubbles(pods: Mapping[str, CPUSet]) -> str:
+    of_pods = dump_map(
+        pods,
+        # The struct k8s.io/utils/cpuset.CPUSet, a set of numbers.
+        lambda cpus: (
+            "{CPUSet:(cpuset.CPUSet){elems:(map[int]struct {})"
+            f"{dump_map(dict.fromkeys(cpus, '{}'), str)}}}}}"
+        ),
+    )
+    return f" PodEntries:(state.PodCPUAssignments){of_pods}"
 
 
 def _text(document: Mapping[str, Any], key: str) -> str:

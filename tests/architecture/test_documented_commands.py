@@ -79,6 +79,16 @@ def test_every_file_of_the_folder_that_a_page_names_is_there(page: Path) -> None
     assert {one for one in named if not (ROOT / one).exists()} - YOURS == set()
 
 
+def test_the_pictures_that_pages_show_are_those_of_the_folder() -> None:
+    shown = {
+        (page.parent / path).resolve()
+        for page in PAGES
+        for path in re.findall(r"!\[[^]]*\]\(([^)]+)\)", page.read_text())
+    }
+
+    assert shown == set((ROOT / "docs/images").iterdir())
+
+
 def test_every_manifest_and_page_that_a_message_names_is_there() -> None:
     named = {
         one

@@ -155,8 +155,8 @@ class Node:
         return (connected - started).total_seconds()
 
     def log(self) -> str:
-        """Give what the agents have written."""
-        return self._agent_log.read_text()
+        """Give what the agents have written; nothing before the first of them starts."""
+        return self._agent_log.read_text() if self._agent_log.exists() else ""
 
     # -- pods ------------------------------------------------------------------------------------
 

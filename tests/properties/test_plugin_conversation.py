@@ -237,9 +237,11 @@ class Life:
         self._pods[name] = pod(name, *mains, level=level)
 
     def _changes(self, name: str) -> None:
-        """Let a pod request more, or end."""
+        """Let a pod run, request more, or end."""
         has = self._pods[name]
-        if self._dice.random() < 0.4:
+        if not has.running and self._dice.random() < 0.4:
+            self._pods[name] = replace(has, running=True)
+        elif self._dice.random() < 0.4:
             more = tuple(
                 replace(each, quantities={**each.quantities, "cpu": each.quantities["cpu"] + 1.0})
                 for each in has.containers

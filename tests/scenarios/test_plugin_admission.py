@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+from typing import TYPE_CHECKING, Any
 
+import grpc
 import pytest
 
 from cpupool.api.resourceplugin_pb2 import (
@@ -15,8 +17,10 @@ from cpupool.api.resourceplugin_pb2 import (
     TopologyHint,
 )
 from tests.machines import MACHINES
+from tests.resource_plugins import Refusal
 from tests.scenarios.test_agent_process import living
 from tests.scenarios.test_resource_plugins import (
+    ALL,
     DEDICATED,
     POOLS,
     Plugin,
@@ -91,6 +95,93 @@ def test_a_pod_waits_for_a_plugin_that_has_never_registered(world: World) -> Non
             plugin.gives = {"own": cpus("6-7"), "web": cpus("1-2")}
             started(world, own)
             right(world, "0-5", own="6-7", web="1-2")
+
+
+def test_a_plugin_that_registers_late_is_asked_about_a_pod_that_runs(world: World) -> None:
+    restricted = 'reserved: "0-0", topologyPolicy: restricted'
+    world.mount.show(worker=POOLS.replace('reserved: "0-0"', restricted))
+    (world.place.root / "cpuset/cpuset.mems").write_text("0-1\n")
+    migrates = {"nokia.k8s.io/memory-migrates": "true"}
+
+    def plugin(resource: str) -> Plugin:
+        made = Plugin(world, resource, with_topology_alignment=True)
+        made.answers("GetTopologyHints", ResourceHintsResponse())
+        return made
+
+    def nodes() -> str:
+        return (world.place.root / f"cpuset/{world.path('web')}/cpuset.mems").read_text().strip()
+
+    with agent(world) as process:
+        with plugin("cpu") as cpu:
+            cpu.gives = {"web": cpus("1-4")}
+            connected(world, process)
+            started(world, run(world, "web", migrates, cpu="2", memory="1Gi"))
+            right(world, ALL, web="1-4")
+        cpu.socket.unlink(missing_ok=True)
+
+        with plugin("memory") as memory:
+            full = Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "no memory is left")
+            memory.gives = {"web": full}
+            eventually(lambda: len(memory.allocated()) > 1, "the plugin is asked again")
+            assert "no memory is left" in world.await_event("UnexpectedAdmissionError", "web")
+            right(world, ALL, web="1-4")
+
+            memory.gives = {
+                "web": ResourceAllocationInfo(oci_property_name="CpusetMems", allocation_result="0")
+            }
+            eventually(lambda: nodes() == "0", nodes)
+            right(world, ALL, web="1-4")
+
+
+def test_a_pod_waits_for_a_named_resource_whose_plugin_has_never_registered(world: World) -> None:
+    with agent(world, "--resource-plugin-names=memory=memory") as process, Plugin(world) as plugin:
+        connected(world, process)
+        plugin.gives = {"own": cpus("6-7")}
+        own = run(world, "own", DEDICATED, cpu="2", memory="1Gi")
+        refused(world, own, "the plugin for cpu and memory has not answered for container main")
+        with Plugin(world, "memory") as memory:
+            memory.gives = {"own": ResourceAllocationInfo()}
+            started(world, own)
+            right(world, "0-5", own="6-7")
+
+
+def told(world: World, pod: str) -> dict[str, Any]:
+    """Return what a pod's container reads of its own CPUs; nothing without a folder."""
+    (mounts,) = (
+        one.instance.mounts
+        for one in world.node.processes()
+        if (one.pod.name, one.container) == (pod, "main")
+    )
+    folder = mounts.get("/run/cpupool/self")
+    found: dict[str, Any] = json.loads((folder / "cpus.json").read_text()) if folder else {}
+    return found
+
+
+def test_a_container_reads_what_its_plugin_has_changed(world: World) -> None:
+    with Plugin(world, need_reconcile=True) as plugin:
+        plugin.gives = {"own": cpus("6-7"), "web": cpus("1-2")}
+        with agent(world) as process:
+            connected(world, process)
+            own, web = run(world, "own", DEDICATED), run(world, "web")
+            started(world, own)
+            started(world, web)
+            first = told(world, "own")
+            expected = {"cpus": "6-7", "assigned": "6-7", "baseline": "", "change": None}
+            assert {**first, **expected} == first
+            assert told(world, "web") == {}
+
+            plugin.now_gives(own, "4-6")
+            eventually(lambda: told(world, "own")["cpus"] == "4-6", lambda: f"{told(world, 'own')}")
+            right(world, "0-3,7", own="4-6", web="1-2")
+            moved = told(world, "own")
+            assert moved["change"] == {"reason": "plugin", "removed": "7", "added": "4-5"}
+            assert moved["generation"] > first["generation"]
+        with agent(world):
+            plugin.now_gives(own, "4-5")
+            eventually(lambda: told(world, "own")["cpus"] == "4-5", lambda: f"{told(world, 'own')}")
+            again = told(world, "own")
+            assert again["change"] == {"reason": "plugin", "removed": "6", "added": ""}
+            assert again["generation"] == moved["generation"] + 1
 
 
 def guaranteed(world: World, name: str, cpu: str, **others: str) -> Pod:

@@ -241,8 +241,8 @@ def test_the_loser_of_two_recorded_answers_is_confined_with_an_event(world: Worl
     with agent(world):
         right(world, "0-1,4-7", first="2-3", second="0-1,4-7")
         said = world.await_event("CPUContested", "second")
-        assert "container main: its plugin has named CPUs 3 for it alone, which pod" in said
-        assert "default/first owns; create this pod or that one again" in said
+        assert "container main: its plugin gives it CPUs 3 exclusively, but pod" in said
+        assert "default/first owns them; create this pod or that one again" in said
 
 
 def test_a_killed_agent_and_a_dead_plugin_leave_every_container_where_it_is(world: World) -> None:

@@ -52,6 +52,8 @@ OF_THE_AGENT = (dying.PLANNED, *dying.STEPS[:2])
 """The steps of the agent until it has the first answer for a container."""
 OF_PLUGINS = (dying.ASKED, *dying.STEPS[:2])
 """The steps of a plugin until the agent has its answer."""
+RESOURCES = {"memory": "memory", "nic": BANDWIDTH}
+"""Plugin → what containers request of it; policy qrm names the resource of the plugin for CPUs."""
 NODE_POOLS = 'reserved: "0-1,40-41"\npools: {share: {}}\n'
 LATER = "0-13,40-53"
 """The online pool of the first example, after its change."""
@@ -71,6 +73,9 @@ class Play:
         self.world = world
         self.plugins = plugins
         self._config = config
+        # A plugin may register after the agent has begun to create containers.
+        named = [f"{RESOURCES[name]}={RESOURCES[name]}" for name in plugins if name in RESOURCES]
+        self._names = (f"--resource-plugin-names={','.join(named)}",) if named else ()
         self._running: dict[str, ExitStack] = {}
 
     def __enter__(self) -> Self:
@@ -109,15 +114,14 @@ class Play:
     ) -> Process:
         self.kill(name)
         stack = self._running[name] = ExitStack()
-        variables = ("env", *(f"{key}={value}" for key, value in (fate or {}).items()))
         if name == AGENT:
-            options = ("--resource-plugins", "--resource-plugin-reconcile=0.1")
+            options = ("--resource-plugins", "--resource-plugin-reconcile=0.1", *self._names)
             return stack.enter_context(
-                self.world.agent(*options, before=variables, program=program, end=signal.SIGKILL)
+                self.world.agent(*options, environment=fate, program=program, end=signal.SIGKILL)
             )
         folder = self.world.folder
         process = Process(
-            *variables,
+            *("env", *(f"{key}={value}" for key, value in (fate or {}).items())),
             *(sys.executable, "-W", "error", "-m", program, "resource-plugin", name),
             *("--host-root", folder, "--config", folder / "plugins/config.yaml"),
         )
@@ -183,10 +187,6 @@ class ThePlugins:
         found = None
         for step in OF_PLUGINS if pod.steps else ():
             dying_now = [play.dies(name, step, pod.name) for name in play.plugins]
-            if found is None:
-                # A pod that shares starts although a plugin has not registered yet.
-                for process in dying_now:
-                    registered(process)
             found = found or run(play.world, pod.name, dict(pod.annotations), **pod.requests)
             for process in dying_now:
                 gone(process)
@@ -248,11 +248,6 @@ def fated(daily: type[Fate]) -> pytest.MarkDecorator:
         for each in FATES
     ]
     return pytest.mark.parametrize("fate", params)
-
-
-def registered(process: Process) -> None:
-    """Wait until a plugin has registered."""
-    eventually(lambda: ": registered " in process.log, lambda: process.log)
 
 
 def gone(process: Process, trying: World | None = None) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from cpupool.commands.checks.findings import Row, Verdict, listed
 from cpupool.core import default_pool
-from cpupool.core.cpu_manager import CPU_MANAGER
+from cpupool.core.cpu_manager import CPU_MANAGER, TOPOLOGY_SCOPE, Scope
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.pools import PoolKind
 
@@ -18,13 +18,17 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from cpupool.core.cgroups import FoundContainer
+    from cpupool.core.cpu_manager import CPUManager
     from cpupool.core.pools import NodePools
     from cpupool.core.topology import CPUTopology
     from cpupool.core.withheld import Withheld
     from cpupool.host.interrupts import Interrupt
     from cpupool.host.processes import Daemon, RuntimeProcess
+    from cpupool.manager.report import ContainerStatus, NodeStatus
 
 AFFINITY: Final = "affinity"
+BUBBLES: Final = "bubbles"
+_GATE: Final = "PodLevelResources"
 _RUNTIME: Final = "runtime affinity"
 
 
@@ -110,6 +114,52 @@ def kept_threads(
         )
     elif any(owners.values()) and seen:
         yield Row(AFFINITY, Verdict.OK, "each own CPU of a container can be used by its threads")
+
+
+def bubbles(status: NodeStatus) -> Iterator[str]:
+    """Yield a sentence for each bubble: which pod has it, and who has which of its CPUs."""
+    inside: defaultdict[str, list[ContainerStatus]] = defaultdict(list)
+    for container in status.containers:
+        if container.bubble:
+            inside[container.name.rpartition("/")[0]].append(container)
+    for pod, containers in inside.items():
+        bubble = next(each.bubble.cpus for each in containers if each.bubble)
+        sharing: defaultdict[CPUSet, list[str]] = defaultdict(list)
+        said = []
+        for each in containers:
+            name = each.name.rpartition("/")[2]
+            if each.bubble and each.bubble.owns:
+                said.append(f"{name} owns {each.exclusive}")
+            else:
+                sharing[each.exclusive].append(name)
+        said += [
+            f"{' and '.join(names)} share{'s' * (len(names) == 1)} {cpus}"
+            for cpus, names in sharing.items()
+        ]
+        yield f"pod {pod} has the bubble {bubble}: {', '.join(said)}"
+
+
+def pod_level(
+    manager: CPUManager, status: NodeStatus | None, gates: Mapping[str, bool]
+) -> Iterator[Row]:
+    """Describe the CPUs of pods with resources of their own, where the pool file gives them some.
+
+    Args:
+        manager: the CPU manager of the pool file.
+        status: the agent's; None without.
+        gates: the feature gates in the kubelet's configuration: name → whether it is on.
+    """
+    if not manager.pod_level:
+        return
+    if gates.get(_GATE) is False:
+        fact = f"the kubelet's configuration switches {_GATE} off: no pod has resources of its own"
+        yield Row(BUBBLES, Verdict.WARNING, fact, f"remove featureGates.{_GATE}")
+    elif manager.topology_scope is not Scope.POD:
+        fact = f"whole containers of pods with resources of their own own CPUs; {TOPOLOGY_SCOPE}"
+        yield Row(BUBBLES, Verdict.OK, f"{fact}: {Scope.POD.value} gives each such pod a bubble")
+    elif status is not None:
+        fact = "; ".join(bubbles(status)) or "no pod with resources of its own runs"
+        yield Row(BUBBLES, Verdict.OK, fact)
 
 
 def isolation(pools: NodePools, topology: CPUTopology, tickless: CPUSet) -> Iterator[Row]:

@@ -103,7 +103,7 @@ def misfits(misfit: Misfit, writer: Writer) -> Row:
         "misfits",
         Verdict.WARNING,
         f"onMisfit {misfit.value} needs NRI, and new containers are set by {writer.value}: a pod"
-        " whose CPUs are not available starts on the shared CPUs",
+        " whose CPUs are not available starts on the default pool",
         "connect NRI (row container runtime), or write onMisfit: share into the pool file",
     )
 

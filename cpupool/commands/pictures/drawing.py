@@ -22,7 +22,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from cpupool.commands.checks import plugin_rows
+from cpupool.commands.checks import cpu_checks, plugin_rows
 from cpupool.commands.checks.findings import Verdict
 from cpupool.commands.pictures import columns
 from cpupool.commands.pictures.painting import LegendRow, Mark, paint, summary
@@ -91,10 +91,16 @@ def node_containers(topology: CPUTopology, status: NodeStatus) -> Picture:
     """Draw the machine painted by container."""
     found = [(each, CPUSet.parse(each.found)) for each in status.containers]
     painting = paint(
-        ((container.name, cpus) for container, cpus in found),
-        {each.name: leaving for each, cpus in found if (leaving := each.leaving & cpus)},
+        ((_label(container), cpus) for container, cpus in found),
+        {_label(each): leaving for each, cpus in found if (leaving := each.leaving & cpus)},
     )
     return Picture(topology, painting)
+
+
+def _label(container: ContainerStatus) -> str:
+    """Return the name of a container for a legend; a sandbox has only the name of its pod."""
+    of_pod = container.name.count("/") == 1 and not container.confined
+    return f"{container.name} (sandbox)" if of_pod else container.name
 
 
 def node_status(topology: CPUTopology, status: NodeStatus) -> RenderableType:
@@ -153,6 +159,7 @@ def _cpu_manager(status: NodeStatus) -> Iterator[RenderableType]:
     if SYSTEM in status.sets:
         names = ", ".join(manager.system_pods.namespaces)
         yield _text(f"CPUs of system pods ({names}): {status.sets[SYSTEM] or 'none'}.", "bold")
+    yield from (_text(f"P{each[1:]}.") for each in cpu_checks.bubbles(status))
     yield from (_text(f"The load leaves {name} {size}.") for name, size in status.sizes.items())
     yield from _refused(status, "why it has no CPUs of its own")
 

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 SIMULATION_SCHEMA: Final = "cpupool-simulation/1"
 """The schema of the file that `cpupool simulate --json` writes and `cpupool explain` reads."""
 _WAYS: Final = {
-    Writer.NRI: "NRI: the container runtime does, before their first instruction",
-    Writer.CRI: "CRI: the container runtime does, when cpupool has seen them",
-    Writer.CGROUP: "the cgroup: cpupool writes it when it has seen them",
+    Writer.NRI: ("the container runtime", "NRI", "before their first instruction"),
+    Writer.CRI: ("the container runtime", "CRI", "when cpupool has seen them"),
+    Writer.CGROUP: ("cpupool", "the cgroup", "when it has seen them"),
 }
 _IN_POD: Final = {
     QoSClass.GUARANTEED.value: " in a Guaranteed pod",
@@ -166,7 +166,8 @@ def _on_node(status: NodeStatus, container: ContainerStatus) -> Iterator[Step]:
     yield from _answered(status, container)
     yield from _placed(status, container)
     if container.placement is not Placement.KUBELET:
-        text = f"containers that start now are set by {_WAYS[status.enforcement]}"
+        who, way, when = _WAYS[status.enforcement]
+        text = f"{who} sets the CPUs of containers that start now ({way}), {when}"
         yield Step("enforcement", text, container.wanted)
     yield _found(container)
 
@@ -193,14 +194,20 @@ def _request(status: NodeStatus, container: ContainerStatus) -> Step:
         return Step("request", unsaid, container.wanted)
     requests, cpus = [], CPUSet()
     for share in container.shares:
-        own = share.pool.kind is ResourceKind.POLICY and BEST_EFFORT in status.sets
-        request = f"{share.requested} whole CPUs for a pod of the class {container.qos}"
-        if share.pool.kind is ResourceKind.POLICY and not share.requested:
+        of_policy = share.pool.kind is ResourceKind.POLICY
+        if of_policy and container.bubble:
+            many = share.requested if container.bubble.owns else "no"
+            equal = "" if container.bubble.owns else " with equal limits"
+            request = f"{many} whole CPUs{equal}, in a pod with resources of its own"
+        elif of_policy and not share.requested:
             # The policy of a package may serve any container.
-            own, named = True, status.pools.cpu_manager.named
+            named = status.pools.cpu_manager.named
             request = f"no whole CPUs, and the policy {named} gives it some"
-        asked = amount(share.pool, share.requested, container.qos)
-        requests.append(request if own else asked)
+        elif of_policy and BEST_EFFORT in status.sets:
+            request = f"{share.requested} whole CPUs for a pod of the class {container.qos}"
+        else:
+            request = amount(share.pool, share.requested, container.qos)
+        requests.append(request)
         pool = status.pools.behind(share.pool)
         cpus |= pool.cpus if pool else share.given
     return Step("request", f"it requests {' and '.join(requests)}", cpus)
@@ -232,6 +239,13 @@ def _by_policy(status: NodeStatus, container: ContainerStatus, share: PoolShare)
         why = f"the policy {manager.named} has no CPUs that serve it now{kept}"
     else:
         why = f"the policy {manager.named} has chosen them for the whole pod"
+        if container.bubble:
+            why = f"the policy {manager.named} has chosen the bubble {container.bubble.cpus} for"
+            why += " the resources of the whole pod: " + (
+                "this part is the container's own"
+                if container.bubble.owns
+                else "its other containers share these, and run nowhere else"
+            )
         if share.reused_from:
             why += f", also for {share.reused_from}, which runs at another time"
         why += kept
@@ -304,7 +318,7 @@ def _added_and_lost(
     granted = share.given | share.siblings
     if share.siblings:
         yield Step(
-            "multiThreaded", f"the siblings on its cores come along, CPUs {share.siblings}", granted
+            "multiThreaded", f"the siblings on its cores are added, CPUs {share.siblings}", granted
         )
     if gone := share.given - (pool.offered if pool else CPUSet()):
         why = f"CPUs {gone} are the pool's to give no more: the pod keeps them until it ends"
@@ -341,7 +355,10 @@ def _owned(status: NodeStatus, container: ContainerStatus) -> Iterator[Step]:
         why = f"a plugin for resources names its CPUs: {whose}"
     else:
         shared = container.wanted - container.exclusive
-        why = f"they are its own, and CPUs {shared} are shared" if shared else "they are its own"
+        whose = "its own"
+        if container.bubble and not container.bubble.owns:
+            whose = "its pod's: no other pod runs there"
+        why = f"they are {whose}, and CPUs {shared} are shared" if shared else f"they are {whose}"
         if BEST_EFFORT in status.sets:
             alone = container.qos == QoS.LSE.value
             why += ": no other pod runs there" if alone else "; it lends them to best-effort pods"

@@ -107,7 +107,7 @@ class _Search:
         left: the CPUs that each of them has left after its even share.
         rest: groups of CPUs to take in addition to the even shares, fewer than nodes.
         to_beat: the gain of the best choice so far.
-        steps: how many more nodes the search may visit, counted again in each combination.
+        steps: how many NUMA nodes the search may still visit; a node counts in each combination.
     """
 
     def __init__(self, free: Sequence[int], groups: int, group: int, nodes: int) -> None:

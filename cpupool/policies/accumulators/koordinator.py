@@ -1,4 +1,7 @@
-"""Koordinator's choice of CPUs: full cores or spread, fullest or emptiest node first, shared CPUs.
+"""Koordinator's choice of CPUs.
+
+It takes whole cores, or one CPU of each core. It begins with the fullest or the emptiest NUMA node.
+It can take CPUs that other pods have, too.
 
 The results equal those of `takeCPUs` and `takePreferredCPUs` of Koordinator 1.8
 (pkg/scheduler/plugins/nodenumaresource/cpu_accumulator.go), except that Koordinator may give one
@@ -38,7 +41,8 @@ class OccupiedCPUs:
     Attributes:
         cpus: the CPUs.
         references: how many pods have each of them.
-        exclusive: the units that these pods prefer not to share with pods of the same preference.
+        exclusive: whether these pods prefer not to share cores, or NUMA nodes, with pods that have
+            the same preference.
     """
 
     cpus: CPUSet
@@ -107,7 +111,7 @@ class _Accumulator:
         threads: how many CPUs a core has.
         fills: whether to take cores as a whole.
         sign: 1 where the fewest free CPUs come first, -1 where the most free CPUs come first.
-        apart: the units that the pod prefers not to share; None without a preference.
+        apart: whether the pod prefers not to share cores, or NUMA nodes; None without a preference.
         others: the CPUs of pods with the same preference.
         references: CPU → how many pods have it; a CPU without a pod may be missing.
     """

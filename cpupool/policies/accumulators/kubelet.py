@@ -5,10 +5,11 @@ The results equal those of takeByTopologyNUMAPacked and takeByTopologyNUMADistri
 that fit as a whole: sockets and NUMA nodes, L3 caches, cores; then single CPUs. On every level they
 begin where the fewest CPUs are free, so that large groups stay whole for large requests.
 
-This module does not copy errors of the kubelet. The kubelet takes a socket or a core for free when
-as many of its CPUs are free as such groups have on average, and then takes all of the group; here
-all CPUs of the group must be free. Where NUMA nodes and sockets overlap, this module takes no CPU
-twice, and its distribution over NUMA nodes always ends (see balance.py).
+This module does not copy errors of the kubelet. The kubelet regards a socket or a core as free when
+the number of its free CPUs is the average size of such groups. It then takes the whole group, also
+the CPUs that are not free. Here all CPUs of the group must be free. Where NUMA nodes and sockets
+overlap, this module takes no CPU twice, and its distribution over NUMA nodes always ends (see
+balance.py).
 """
 
 from __future__ import annotations

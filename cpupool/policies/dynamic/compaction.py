@@ -1,15 +1,15 @@
 """Compaction: which running containers move, so that a pod fits or CPUs lie closer together.
 
-The plan has at most two moves. It must make the node better by `Score`. The first of two moves may
-scatter free CPUs, if a pod fits after the second. It makes nothing else worse, so it does little
-harm if the plan ends there. A moved container is never worse off itself: it has no more NUMA nodes,
-L3 caches or parts of cores than before.
+A plan has one or two moves, and makes the node better by `Score`. If a pod fits only after two
+moves, the first move may scatter free CPUs. It makes no other part of the score worse. So there is
+little harm if the plan ends after it. A moved container is never worse off itself: it has no more
+NUMA nodes, L3 caches or parts of cores than before.
 
 The search is bounded. For each container it tries the CPUs that the policy would choose in each L3
 cache, on each NUMA node, and everywhere in the reach of the container. It looks for two moves only
-if no single move serves. The second move comes after few first moves, the best ones. Whether a
-waiting pod fits follows from the free CPUs and the free cores of each NUMA node, so the search asks
-once for arrangements that are alike in these.
+if no single move serves. It tries second moves only after the few best first moves. Whether a
+waiting pod fits depends only on how many CPUs and whole cores are free on each NUMA node. So the
+search asks this only once for all arrangements with equal numbers.
 """
 
 from __future__ import annotations
@@ -119,6 +119,8 @@ class Arrangement:
         options: the options of the policy.
         spread: how far all owners are spread, the sum.
         free: the CPUs that a container can get.
+        shared: the CPUs of the containers without any of their own. A move leaves some of them,
+            also while its container has its old CPUs, too.
         movable: the containers that may move.
         count_waiting: returns how many of the waiting pods do not fit after these moves.
         moves: the moves until now.
@@ -128,6 +130,7 @@ class Arrangement:
     options: StaticOptions
     spread: Shape
     free: CPUSet
+    shared: CPUSet
     movable: Mapping[ContainerRef, Movable]
     count_waiting: Callable[[tuple[Move, ...]], int]
     moves: tuple[Move, ...] = ()
@@ -143,6 +146,7 @@ class Arrangement:
             self,
             spread=Shape(*(was - less for was, less in zip(self.spread, gained, strict=True))),
             free=(self.free - move.after) | (move.before - move.after),
+            shared=(self.shared - move.after) | (move.before - move.after),
             movable={ref: each for ref, each in self.movable.items() if ref != move.ref},
             moves=(*self.moves, move),
         )
@@ -287,6 +291,8 @@ def _continued(arrangement: Arrangement, known: dict[_Room, int]) -> Iterator[_T
             if cpus in seen:
                 continue
             seen.add(cpus)
+            if arrangement.shared <= cpus:
+                continue
             pairs = zip(before, shape(layout, cpus), strict=True)
             gained = Shape(*(was - now for was, now in pairs))
             if min(gained) >= 0:

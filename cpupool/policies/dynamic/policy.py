@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, ClassVar, Final
 from cpupool.core.cpu_manager import COMPACTION, MAX_NOTICE
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import NotEnoughCPUs
-from cpupool.core.grants import WHOLE_POD
 from cpupool.policies.base import Choice, Operation, other_request
 from cpupool.policies.dynamic import pod_words
 from cpupool.policies.layout import Level
@@ -117,7 +116,8 @@ class DynamicPolicy(StaticPolicy):
         name = to_place.container.name
         if leaving := grant.in_force(name) - grant.part(name):
             return f"it leaves CPUs {leaving} when its notice ends"
-        # A pod that owns CPUs as a whole is of an earlier policy, and no resize changes it.
-        if WHOLE_POD in grant.parts or not (other := other_request(grant, to_place, requests)):
-            return ""
-        return f"{other}, and has CPUs {grant.part(name)} until the kubelet resizes it"
+        if grant.bubble:
+            return super(DynamicPolicy, self)._unmet(grant, to_place, requests)
+        # Another pod that owns CPUs as a whole is of an earlier policy, and no resize changes it.
+        other, has = ("", None) if grant.whole else other_request(grant, to_place, requests)
+        return f"{other}, and has CPUs {has} until the kubelet resizes it" if other else ""

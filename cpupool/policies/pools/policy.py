@@ -104,7 +104,7 @@ def _without_cpus(
     if gone and not exclusive:
         return _without_devices(view, to_place.request, gone[0])
     if strange := [resource for resource in requested if _names_no_cpu(resource, known[resource])]:
-        why = f"its devices of {strange[0]} are no CPUs: another plugin has listed them"
+        why = f"its devices of {strange[0]} are not CPUs: another plugin has listed them"
         return view.confined(Cause.NO_CPUS, why)
     why = "every CPU of its pools is offline"
     parts, gone_cpus = view.topology.withheld, (exclusive | shared) - view.topology.online

@@ -169,7 +169,7 @@ class _Search:
             best = "the fewest that take"
         names = ", ".join(map(_name, found.groups))
         where = f"{level.value}{'s' * (len(found.groups) != 1)} {names or 'none'}"
-        self.note(rule, f"{where}: of {len(groups)} with free CPUs {best} {self.count}")
+        self.note(rule, f"{where}: {best} {self.count}, of {len(groups)} with free CPUs")
 
     def take_evenly(self) -> bool:
         """Take equally many CPUs from each of the fewest nodes; return whether that is possible."""

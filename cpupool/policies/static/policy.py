@@ -18,12 +18,14 @@ from cpupool.core.cpu_manager import (
     ELIGIBLE,
     ON_MISFIT,
     OPTIONS,
+    POD_LEVEL,
     RESERVED,
     SYSTEM_CPUS,
     SYSTEM_PODS,
     TOPOLOGY_POLICY,
     TOPOLOGY_SCOPE,
     Eligible,
+    Scope,
     StaticOptions,
     SystemPods,
     TopologyPolicy,
@@ -31,7 +33,15 @@ from cpupool.core.cpu_manager import (
     option_path,
 )
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.errors import ConfigError, Problem, SMTAlignmentError, refuse_errors
+from cpupool.core.errors import (
+    ConfigError,
+    EmptyPodSharedPoolError,
+    Problem,
+    SMTAlignmentError,
+    refuse_errors,
+)
+from cpupool.core.grants import WHOLE_POD
+from cpupool.core.workloads import ContainerKind
 from cpupool.policies.accumulators.kubelet import Taken, take_distributed, take_packed
 from cpupool.policies.base import Choice, CPUManagerPolicy
 from cpupool.policies.hints import ResourceHints, generate
@@ -62,9 +72,11 @@ class StaticPolicy(CPUManagerPolicy):
         counted: whether the configuration says only how many CPUs are reserved.
         eligible: which containers own CPUs.
         system_pods: the pods that have CPUs of the default pool which `layout` lacks.
+        pod_level: whether a Guaranteed pod with resources of its own has a bubble, or each of its
+            containers CPUs of its own; None for neither.
     """
 
-    settings: ClassVar[frozenset[str]] = COMMON_SETTINGS | {ELIGIBLE, SYSTEM_PODS}
+    settings: ClassVar[frozenset[str]] = COMMON_SETTINGS | {ELIGIBLE, SYSTEM_PODS, POD_LEVEL}
     kubelet_options: ClassVar[tuple[str, ...]] = tuple(StaticOptions.names())
     needs_reserved: ClassVar[bool] = True
     sharers_stay: ClassVar[bool] = True
@@ -75,6 +87,7 @@ class StaticPolicy(CPUManagerPolicy):
     counted: bool = False
     eligible: Eligible = Eligible.POD
     system_pods: SystemPods = field(default_factory=SystemPods)
+    pod_level: Scope | None = None
 
     @classmethod
     def of_pools(cls, pools: NodePools, topology: CPUTopology) -> Self:
@@ -98,7 +111,12 @@ class StaticPolicy(CPUManagerPolicy):
         reserved = CPUSet() if config.reserved is None else config.reserved
         there = min(reserved, len(cpus)) if isinstance(reserved, int) else reserved & cpus
         policy = cls.of(layout, config.options, there, config.topology_policy)
-        return replace(policy, eligible=config.eligible, system_pods=config.system_pods)
+        return replace(
+            policy,
+            eligible=config.eligible,
+            system_pods=config.system_pods,
+            pod_level=config.topology_scope if config.pod_level else None,
+        )
 
     @classmethod
     def of(
@@ -134,10 +152,14 @@ class StaticPolicy(CPUManagerPolicy):
         return cls(layout, options, reserved)
 
     def requests(self, pod: Pod) -> Mapping[str, int]:
-        """Return the eligible containers, with the numbers; none of a system pod."""
+        """Return the eligible containers, with the numbers, or a bubble; none of a system pod."""
         if pod.is_one_of(self.system_pods):
             return {}
+        if self.pod_level is Scope.POD and pod.level_cpus:
+            return {WHOLE_POD: pod.level_cpus}
         counts = {container.name: self.eligible.cpus(container) for container in pod.containers}
+        if self.pod_level is Scope.CONTAINER:
+            counts |= {each.name: each.level_cpus for each in pod.containers if each.level_cpus}
         return {name: count for name, count in counts.items() if count}
 
     def available(self, view: NodeView) -> CPUSet:
@@ -193,7 +215,12 @@ class StaticPolicy(CPUManagerPolicy):
 
         If the container has its CPUs already, these are their nodes, or none if it requests
         another number of CPUs.
+
+        Raises:
+            EmptyPodSharedPoolError: a bubble leaves no CPU to some containers.
         """
+        if bubble := self._bubble(request):
+            _refuse_empty_rest(bubble)
         by_socket = self.options.align_by_socket
         if not request.has:
             return topology_hints(
@@ -213,15 +240,22 @@ class StaticPolicy(CPUManagerPolicy):
         """Choose a container's own CPUs; a container that has some keeps them.
 
         Raises:
+            EmptyPodSharedPoolError: a bubble leaves no CPU to some containers.
             SMTAlignmentError: the options promise whole cores, and there are too few.
             NotEnoughCPUs: fewer are free.
         """
+        bubble = self._bubble(request)
+        if bubble:
+            _refuse_empty_rest(bubble)
         if self.options.full_pcpus_only:
             self._refuse_parts_of_cores(request, self.reserve(view))
         if request.has:
             return Choice(request.has)
         running = (request.available | request.reusable) & self.layout.cpus
         taken = self._take_near(running, request.count, request.nodes)
+        if bubble:
+            parts = self._parts(bubble, taken.cpus)
+            return Choice(taken.cpus, proven=taken.proven, parts=parts, bubble=True)
         return Choice(taken.cpus, proven=taken.proven)
 
     def extents(self, view: NodeView) -> Mapping[str, CPUSet]:
@@ -246,6 +280,32 @@ class StaticPolicy(CPUManagerPolicy):
             return view.confined(Cause.OFFLINE, f"the {lost}, all of {SYSTEM_CPUS}")
         why = f"pods own the CPUs {cpus} of {SYSTEM_CPUS}, and keep them until they end"
         return replace(view.default, reason=why)
+
+    def _bubble(self, request: ChoiceRequest) -> Pod | None:
+        """Return the pod whose bubble is requested; None for CPUs of a container."""
+        pod = request.pod
+        # A policy that derives from this one may give CPUs to whole pods by other rules.
+        bubbles = self.pod_level is Scope.POD
+        return pod if pod and bubbles and WHOLE_POD in self.requests(pod) else None
+
+    def _parts(self, pod: Pod, bubble: CPUSet) -> Mapping[str, CPUSet]:
+        """Return the parts of a bubble: container → CPUs; without those that share the rest.
+
+        An init container that owns none runs on all CPUs that no sidecar before it owns. The
+        options hold for the bubble as a whole: a part may be a part of a core.
+
+        Source: AllocatePod in the kubelet's policy_static.go.
+        """
+        parts, left = {}, bubble
+        for container in pod.containers:
+            count, ends = container.level_cpus, container.kind is ContainerKind.INIT
+            if count:
+                parts[container.name] = take(self.layout, self.options, left, count).cpus
+            elif ends:
+                parts[container.name] = left
+            if count and not ends:
+                left -= parts[container.name]
+        return parts
 
     def _refuse_parts_of_cores(self, request: ChoiceRequest, reserved: CPUSet) -> None:
         size = self.layout.usual(Level.CORE)
@@ -274,6 +334,37 @@ class StaticPolicy(CPUManagerPolicy):
             return cpus
         sockets = self.layout.groups[Level.SOCKET].values()
         return CPUSet.union(socket for socket in sockets if not socket.isdisjoint(cpus))
+
+
+def _refuse_empty_rest(pod: Pod) -> None:
+    """Raise an error if the bubble of a pod leaves no CPU to some of its containers.
+
+    Source: validatePodScopeResources in the kubelet's policy_static.go, with its texts.
+
+    Raises:
+        EmptyPodSharedPoolError: it leaves none.
+    """
+    left, shares = pod.level_cpus, False
+    for container in pod.containers:
+        count = container.level_cpus
+        if container.kind is ContainerKind.INIT:
+            if count > left:
+                raise EmptyPodSharedPoolError(
+                    f"largest exclusive init container requests {count} cpus, but only {left}"
+                    " available"
+                )
+            if not count and left <= 0:
+                raise EmptyPodSharedPoolError(
+                    "pod has shared init containers but no cpus available for them"
+                )
+        elif container.kind is not ContainerKind.EPHEMERAL:
+            left -= count
+            shares |= not count
+    if shares and left <= 0:
+        raise EmptyPodSharedPoolError(
+            "sum of exclusive container cpu requests equals pod budget, leaving no cpus for shared"
+            " containers"
+        )
 
 
 def topology_hints(

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from cpupool.core.names import Names
     from cpupool.core.properties import Properties
     from cpupool.core.workloads import ContainerID
+    from cpupool.manager.facts import ContainerKey
     from cpupool.runtime.nri.connection import Launch
     from cpupool.runtime.nri.messages import (
         Adjustment,
@@ -59,6 +60,7 @@ _UPDATED_S: Final = 0.4
 _GIVEN_UP_S: Final = 5.0
 """The pause after an update without a response, before the next update."""
 _WAITS_ITSELF: Final = "it waits for an answer itself"
+_OUTDATED: Final = "they have another owner by now"
 
 
 @dataclass(slots=True)
@@ -88,6 +90,7 @@ class NRIRuntime:
         look: asks for a sweep, because the runtime reports no containers any more.
         started: called with each container that has started; None to call `look`.
         memory: container → its memory nodes, which each update repeats.
+        allows: returns whether a container may have some CPUs by the decisions of now.
         update_s: the time in which the runtime must answer an update.
         now_s: a monotonic clock.
 
@@ -107,6 +110,7 @@ class NRIRuntime:
         started: Callable[[ContainerID], None] | None = None,
         launch: Launch | None = None,
         memory: MemoryOf = NO_MEMORY,
+        allows: Callable[[ContainerKey, CPUSet], bool] = lambda _key, _cpus: True,
         update_s: float = _UPDATED_S,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -114,6 +118,7 @@ class NRIRuntime:
         self.socket, self._look = socket, look
         self._started = started or (lambda _container: look())
         self._names, self._launch, self._memory = names, launch, memory
+        self._allows = allows
         self._update_s, self._now_s = update_s, now_s
         self._changed = threading.Condition()
         self._session: Session | None = None
@@ -294,6 +299,19 @@ class NRIRuntime:
         return self.containers.starting(container)
 
     @property
+    def unanswered(self) -> bool:
+        """Whether the runtime may still make a change that it has not answered.
+
+        It makes none to a container that has ended.
+        """
+        with self._changed:
+            return any(
+                update.container in self.containers
+                for request in self._requests.values()
+                for update in request.updates
+            )
+
+    @property
     def delays(self) -> bool:
         """Whether the start of a container waits, and the runtime takes no change meanwhile."""
         return bool(self.containers.delayed)
@@ -308,7 +326,7 @@ class NRIRuntime:
             updates = [
                 Update(container, cpus, ignore_failure=False)
                 for container, cpus in wanted.items()
-                if container in self.containers
+                if (known := self.containers.get(container)) and self._allows(known.key, cpus)
             ]
             if updates:
                 self._ask(updates, f"CPUs {updates[0].cpus}")
@@ -345,8 +363,12 @@ class NRIRuntime:
 
     def _change(self, update: Update, what: str) -> None:
         with self._changed:
-            if update.container not in self.containers:
+            known = self.containers.get(update.container)
+            if known is None:
                 raise ContainerNotFound(update.container)
+            # An answer to the runtime may have given the CPUs away, and none is given meanwhile.
+            if not self._allows(known.key, update.cpus):
+                raise RuntimeBusy(update.container, what, _OUTDATED)
             if self._ask([update], what).failed:
                 raise RuntimeRefused(update.container, what, "look at its log")
 

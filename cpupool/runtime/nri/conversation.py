@@ -2,12 +2,12 @@
 
 Every response comes from known facts: first the container's own annotations, then the facts in
 memory. If the kubelet has not named the devices yet, the conversation asks the cpusetter for them,
-and the response waits. It waits for a part of the time after which a runtime drops a plugin. A
+and the response waits. It waits at most half of the time after which a runtime drops a plugin. A
 response waits in the same way while another pod still has the container's CPUs. No response needs
 the API server.
 
-Containerd ignores a failed update of another container. So the plugin reads the cgroups again
-before the first instruction of a container with CPUs of its own.
+Containerd does not report that the update of another container has failed. So the plugin reads the
+cgroups again before the first instruction of a container with CPUs of its own.
 """
 
 from __future__ import annotations

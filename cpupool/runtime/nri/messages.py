@@ -85,6 +85,7 @@ class NRIContainer(NamedContainer):
         whole_cpus: the CPUs that it requests, if the kubelet's numbers show a whole number of them
             and a Guaranteed pod; 0 otherwise, and for a static pod.
         equal_cpus: the same in a pod of any class, unless the numbers show another limit.
+        guaranteed: whether the numbers show a Guaranteed pod; false for a static pod.
         orchestrated: whether the pod's label names a class that owns CPUs, or a scheduler may have
             assigned some to the pod.
         static: whether the kubelet has the pod from a file, and not from the API server.
@@ -96,6 +97,7 @@ class NRIContainer(NamedContainer):
     state: ContainerState
     whole_cpus: int = 0
     equal_cpus: int = 0
+    guaranteed: bool = False
     orchestrated: bool = False
     static: bool = False
     limits: Properties = NO_PROPERTIES

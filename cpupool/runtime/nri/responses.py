@@ -48,6 +48,8 @@ log = logs.get(__name__)
 
 _KNOWN: Final = {Placement.POOLS, Placement.POLICY, Placement.PLUGIN}
 """Placements that follow from facts about the container itself."""
+_CHANGING: Final = {Placement.POLICY, Placement.PLUGIN}
+"""Placements whose own CPUs can change while the container runs."""
 
 
 class Responses:
@@ -174,8 +176,12 @@ class Responses:
         """
         container, outcome, resized = message.container, "unchanged", had is not None
         update, others = None, list[Update]()
-        wanted = self._wanted(container.key, now)
-        if wanted is not None and not self._runtime.expects(message):
+        wanted, own = self._wanted(container.key, now), self._runtime.expects(message)
+        if own and container.key and not now.allows(container.key, message.asked.cpu_set):
+            # A resize has given the CPUs away since the call was made.
+            self._runtime.refuse(message, "they have another owner by now")
+            return "refused"
+        if wanted is not None and not own:
             outcome = wanted.placement.value
             # Neither None nor 0 changes what the container has.
             asked, has = message.asked, container.cpu
@@ -273,7 +279,7 @@ class Responses:
     def _mounts(self, container: NRIContainer, wanted: CPUAssignment) -> tuple[Mount, ...]:
         """Return the folder that tells a container of changes of its CPUs, if they can change."""
         known = container.known
-        if known is None or wanted.placement is not Placement.POLICY or not wanted.exclusive:
+        if known is None or wanted.placement not in _CHANGING or not wanted.exclusive:
             return ()
         mount = self._folder(ContainerRef(known.pod, known.name))
         return () if mount is None else (mount,)

@@ -429,14 +429,16 @@ def _container(pod: nri_pb2.PodSandbox, container: nri_pb2.Container, names: Nam
     cpu = container.linux.resources.cpu
     static = pod.annotations.get(_CONFIG_SOURCE, _API) != _API
     requested = 0 if static else _owns(cpu) or 0
+    guaranteed = not static and _is_guaranteed(pod, container)
     return NRIContainer(
         ContainerID(container.id),
         _known(pod, container, names),
         read_cpu(cpu),
         dict(variable.split("=", 1) for variable in container.env if "=" in variable),
         _STATES.get(container.state, ContainerState.UNKNOWN),
-        requested if _is_guaranteed(pod, container) else 0,
+        requested if guaranteed else 0,
         0 if _is_unlimited(cpu) else requested,
+        guaranteed,
         may_own(pod.labels, pod.annotations),
         static=static,
         limits=read_limits(container.linux.resources.memory),

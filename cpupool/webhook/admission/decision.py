@@ -239,9 +239,9 @@ def _owns_whole_cpus(pod: PodRequests, rules: Rules) -> bool:
     if koordinator.owns(pod, rules):
         return True
     resources = pod.resources
-    if resources.own.requests or resources.own.limits:
-        return False
     try:
+        if resources.own.requests or resources.own.limits:
+            return rules.pod_level and resources.qos is QoSClass.GUARANTEED
         if rules.eligible is Eligible.CONTAINER:
             return any(written.equal_cpus for _, written in resources.containers)
         whole = any(written.whole_cpus for _, written in resources.containers)

@@ -82,6 +82,7 @@ class Rules:
             pool file is known that says it.
         schedulers: the accounts that may assign CPUs by `resource-status`.
         eligible: which containers get CPUs of their own on any node.
+        pod_level: whether Guaranteed pods with resources of their own get CPUs on any node.
     """
 
     names: Names = field(default_factory=Names)
@@ -95,6 +96,7 @@ class Rules:
     max_notice_s: int | None = None
     schedulers: frozenset[str] = frozenset({KOORD_SCHEDULER})
     eligible: Eligible = Eligible.POD
+    pod_level: bool = False
 
     def knowing(self, files: Sequence[NodePools]) -> Rules:
         """Return the rules with these pool files instead; no files means that none are known.
@@ -115,6 +117,7 @@ class Rules:
                 key=list(Eligible).index,
                 default=Eligible.POD,
             ),
+            pod_level=any(file.cpu_manager.pod_level for file in files),
         )
 
     def limit_milli(self, container: ContainerRequests) -> int | None:

@@ -1,11 +1,12 @@
 """The accept queue: accepted connections that have no slot yet, or that have lost their slot.
 
 Theory of operation. A connection is in one of five states: silent, readable, reading, active, idle.
-The tarpit is no state, but a way back to silent. Only the event loop's thread changes a state:
+In the *tarpit* a connection stays open and counts as silent, and the server ignores its bytes. Only
+the event loop's thread changes a state:
 
     accept ─► silent ── first byte ──► readable ── slot ──► reading ── request ──► active
                 ▲                          │                   │                     │ ▲
-                │                     too many wait         evicted           answer ▼ │ request
+                │                     too many wait         evicted         response ▼ │ request
                 └──────── tarpit ◄─────────┴───────────────────┘                     idle
                                                                                        │
                                                                        closed ◄── evicted
@@ -92,7 +93,7 @@ class AcceptQueue:
     Args:
         listening: the socket to which clients connect; it does not block.
         most: how many connections may be here.
-        most_readable: how many of them may have sent something; the kernel holds it.
+        most_readable: the most connections with unread bytes; the bytes are in the kernel's memory.
         silent_s: how long a connection may be silent.
         readable: called when a connection has become readable.
     """

@@ -47,7 +47,7 @@ class Limits:
         reading_s: how long a client without a whole request keeps its slot while others wait; a
             handshake and a request take some ms.
         stay_s: how long any other client keeps its slot from its first request on, while others
-            wait; it always has its response first.
+            wait. The server never evicts a client that waits for its response.
         body_bytes: the body of one request; an API server accepts objects of 3 MiB.
         held_bytes: all requests without a response, and all responses that are not sent yet.
         readable: how many of the queued may have sent something; each costs up to 64 KiB of the
@@ -98,7 +98,7 @@ class JSONApplication:
         limits: the limits of the server.
 
     Attributes:
-        held_bytes: the bytes of requests and answers that are being read, computed or sent.
+        held_bytes: the bytes of requests and responses that are being read, computed or sent.
     """
 
     def __init__(

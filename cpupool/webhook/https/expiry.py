@@ -1,6 +1,7 @@
 """When a certificate expires, read without the library that makes certificates.
 
-That library takes 10 MiB of each process that imports it, and the webhook makes none.
+That library takes 10 MiB of each process that imports it, and the webhook's process makes no
+certificates.
 
 Source: RFC 5280, section 4.1 for the fields, section 4.1.2.5 for the times; X.690, section 8.1 for
 the encoding.

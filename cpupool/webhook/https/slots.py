@@ -1,9 +1,11 @@
 """Which clients have one of the server's slots, and which one is evicted for another.
 
-A client is *reading* from its slot on until the server has read a whole request, *active* until
-that is answered, and then *idle* until the next request. Reading clients cannot take the slots of
-those that have sent a whole request. Slots are shared per address: the address with the most loses
-its oldest. A further request keeps no slot for longer: clients that repeat them would have all.
+A client is *reading* from the time at which it gets a slot until the server has read a whole
+request, *active* until it has the response, and then *idle* until its next request. Reading clients
+cannot take the slots of those that have sent a whole request. Slots are shared per address: the
+address with the most clients loses its oldest client. A further request does not extend the time
+for which a client keeps its slot. Otherwise clients that send request after request would have all
+slots.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ class Slots(Generic[_Client]):
     Args:
         most: how many there are; reading clients have two thirds of them at most.
         reading_s: how long a reading client keeps its slot while others wait.
-        stay_s: how long any other client does so from its first request on, and until its response.
+        stay_s: how long any other client keeps its slot from its first request on, while others
+            wait. The server never evicts a client that waits for its response.
     """
 
     def __init__(self, most: int, reading_s: float, stay_s: float) -> None:

@@ -97,6 +97,11 @@ def pod_of(row: Row, name: str = "pod") -> Pod:
     return views.pod({"metadata": metadata, "spec": spec, "status": status}, Names())
 
 
+def pod_level(row: Row) -> bool:
+    """Return whether the row switches the kubelet's gate for pod-level resources on."""
+    return row.get("gate") in {"PodLevelResourceManagers", "PodLevelResourceManagers on"}
+
+
 def cpus_of(facts: Mapping[str, str]) -> dict[str, CPUSet]:
     """Read container → CPUs."""
     return {name: CPUSet.parse_or_empty(text) for name, text in facts.items()}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from cpupool.core.cpu_manager import CPUManager
+from cpupool.core.cpu_manager import CPUManager, Scope
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.errors import NotEnoughCPUs, SMTAlignmentError
+from cpupool.core.errors import EmptyPodSharedPoolError, NotEnoughCPUs, SMTAlignmentError
 from cpupool.core.grants import Grants
 from cpupool.core.names import POLICY_CPUS
 from cpupool.core.pools import NodePools
@@ -17,7 +17,7 @@ from cpupool.policies.static.policy import StaticPolicy
 from cpupool.policies.view import DEFAULT
 from cpupool.wire.cpu_manager_state import State
 from tests import builders
-from tests.conformance.kubelet_tables.machines import cpus_of, pod_of
+from tests.conformance.kubelet_tables.machines import cpus_of, pod_level, pod_of
 from tests.conformance.oracle.static_policy import options
 
 if TYPE_CHECKING:
@@ -49,6 +49,8 @@ class _Node:
     def of(cls, row: Row, machine: TableMachine, record: State) -> _Node:
         """Start a node with the containers of a record."""
         configured = CPUManager("static", _reserved(row), _options(row))
+        if pod_level(row):
+            configured = replace(configured, pod_level=True, topology_scope=Scope.POD)
         manager = Manager()
         manager.reconfigure(NodePools.of(cpu_manager=configured), machine.topology)
         pods = {
@@ -95,8 +97,11 @@ def placed(row: Row, machines: Machines) -> Mapping[str, Any]:
     others = [one for name, one in node.pods.items() if name not in {_POD, *row.get("leaves", ())}]
     node.manager.observe(pods=[*others, pod], idle=frozenset(row.get("leaves", ())))
     own = node.own(_POD)
-    refusal = node.manager.snapshot().resolution.view.refused.get(_POD)
+    view = node.manager.snapshot().resolution.view
+    refusal, grant = view.refused.get(_POD), view.chosen.get(_POD)
     asked_cpus = CPUSet.union(cpus for name, cpus in own.items() if name not in beside)
+    if grant and grant.bubble:
+        asked_cpus = grant.cpus
     answer = {
         "admitted": refusal is None,
         "refused": refusal and _facts(refusal.error),
@@ -172,4 +177,6 @@ def _facts(error: PlacementError) -> dict[str, int]:
         case SMTAlignmentError():
             facts = {"requested": error.requested, "cpus_per_core": error.cpus_per_core}
             return facts if error.available is None else {**facts, "available": error.available}
+        case EmptyPodSharedPoolError():
+            return {}
     raise error

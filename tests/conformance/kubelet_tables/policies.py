@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from cpupool.config import poolconfig
+from cpupool.core.cpu_manager import Scope
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import ConfigError, SMTAlignmentError
 from cpupool.core.names import POLICY_CPUS, Names
 from cpupool.manager.manager import Manager
 from cpupool.policies.base import ChoiceRequest
 from cpupool.policies.static.policy import StaticPolicy
-from tests.conformance.kubelet_tables.machines import pod_of
+from tests.conformance.kubelet_tables.machines import pod_level, pod_of
 from tests.conformance.oracle.cpu_hints import listed
 from tests.conformance.oracle.static_policy import options
 
@@ -41,18 +43,25 @@ def configured(row: Row, machines: Machines) -> Mapping[str, Any]:
 
 
 def hinted(row: Row, machines: Machines) -> Mapping[str, Any]:
-    """Offer NUMA nodes for the only container of a pod: the same for the container and the pod."""
+    """Offer NUMA nodes for the only container of a pod, and for the pod as a whole."""
     switched = options(dict.fromkeys(row.get("options", ()), "true"))
     policy = StaticPolicy.of(machines[row["machine"]].layout, switched, CPUSet())
-    requests = policy.requests(pod_of(row))
+    scopes = {"hints": Scope.CONTAINER, "hints_of_pod": Scope.POD}
+    return {
+        answer: _offered(row, replace(policy, pod_level=scope if pod_level(row) else None))
+        for answer, scope in scopes.items()
+    }
+
+
+def _offered(row: Row, policy: StaticPolicy) -> list[Any]:
+    pod = pod_of(row)
+    requests = policy.requests(pod)
     if not requests:
-        return {"hints": [], "hints_of_pod": []}
+        return []
     (count,) = requests.values()
     has = CPUSet.parse_or_empty(row.get("has", ""))
-    offer = policy.hints(
-        ChoiceRequest(POLICY_CPUS, count, CPUSet.parse_or_empty(row.get("available", "")), has=has)
-    )
-    return {"hints": listed(offer), "hints_of_pod": listed(offer)}
+    free = CPUSet.parse_or_empty(row.get("available", ""))
+    return listed(policy.hints(ChoiceRequest(POLICY_CPUS, count, free, has=has, pod=pod)))
 
 
 def worded(row: Row, _machines: Machines) -> Mapping[str, Any]:

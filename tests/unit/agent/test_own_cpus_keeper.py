@@ -14,7 +14,7 @@ from cpupool.core.errors import HostFileError
 from cpupool.core.workloads import ContainerRef
 from cpupool.host import files
 from cpupool.host.own_folders import OwnFolders
-from cpupool.manager.resizing import OwnCPUs
+from cpupool.manager.resizing import OwnCPUs, Reason
 from tests import builders
 from tests.loops import running
 from tests.own_cpus import BEGUN_S, NOTICE_S, REF, UID, Node
@@ -400,6 +400,14 @@ def test_a_move_announces_what_leaves_and_names_what_has_come(node: Node) -> Non
     node.look(5.0)
     node.change(settled=True)
     assert node.told == ("0-1,4-5", "0-1,4-5", "")
+
+
+def test_who_else_changes_cpus_is_named(node: Node) -> None:
+    node.create("0-3")
+    node.change(assigned="2-5", in_force="2-5", cause=Reason.PLUGIN)
+    assert node.told == ("2-5", "2-5", "plugin -0-1 +4-5")
+    node.change(in_force="2-4")
+    assert node.told == ("2-4", "2-5", "offline -5")
 
 
 def test_cpus_that_another_program_has_overwritten_get_a_generation(node: Node) -> None:

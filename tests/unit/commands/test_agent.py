@@ -140,6 +140,9 @@ def test_the_way_of_enforcement_may_be_left_to_the_agent(
 def test_the_setting_names_the_plugins_resource() -> None:
     found = settings("--resource-plugin-names", "example.com/milli=cpu:1000")
     assert found.plugins.names == {"example.com/milli": ServedAs("cpu", 1000)}
+    found = settings("--resource-plugin-names", "memory=memory, example.com/bytes=memory")
+    expected = {"memory": ServedAs("memory"), "example.com/bytes": ServedAs("memory")}
+    assert found.plugins.names == expected
     assert settings().plugins.names == {}
 
 

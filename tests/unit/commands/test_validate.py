@@ -345,7 +345,7 @@ def test_a_file_with_a_cpu_manager_policy_alone_is_good(tmp_path: Path) -> None:
         (
             f"{file}: ok: cpuManager with policy: static, reserved: CPUs 0-1,"
             " options: full-pcpus-only, topologyPolicy: none, topologyScope: container,"
-            " onMisfit: hold, eligible: pod, systemPods: off"
+            " onMisfit: hold, eligible: pod, systemPods: off, podLevelResources: false"
         )
     ]
 

@@ -122,6 +122,10 @@ def test_an_empty_file_sets_nothing(text: str) -> None:
             "resource-plugin-names: a=b,b=c",
             "1:24: resource-plugin-names: a is mapped to b, which is mapped, too; name the plugin",
         ),
+        (
+            "resource-plugin-names: b=b:2",
+            "1:24: resource-plugin-names: b is mapped to b, which is mapped, too; name the plugin",
+        ),
         ("verbose: on", "1:10: verbose: 'on' is neither true nor false; write true or false"),
         (
             "enforcement: nrii",

@@ -305,10 +305,10 @@ def test_a_disk_that_cannot_be_written_stops_nothing_and_is_reported_once(
 
     # It is tried again after a while, not at each look.
     node.folder.unlink()
-    node.record.decided()
+    assert not node.record.is_kept()
     assert not node.file.exists()
     node.now_s += 60
-    node.record.decided()
+    assert node.record.is_kept()
     assert node.content["entries"].keys() == {"first-uid", "second-uid"}
     assert "chosen CPUs are recorded again" in caplog.text
     assert not node.failing()

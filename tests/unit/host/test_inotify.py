@@ -85,6 +85,26 @@ def test_a_name_that_concerns_nobody_is_not_told_and_each_folder_is_watched(tmp_
         seen.until(tmp_path / "folder/mark")
 
 
+def test_a_folder_that_the_owner_does_not_enter_is_not_watched(tmp_path: Path) -> None:
+    for name in ("mine", "other"):
+        (tmp_path / name / "old").mkdir(parents=True)
+    seen = Seen(tmp_path)
+
+    def enters(path: Path) -> bool:
+        return "other" not in path.parts
+
+    events = FolderEvents(tmp_path, seen.paths.put, depth=2, writes=False, enters=enters)
+    with closing(_Stopped(events)):
+        (tmp_path / "other/old/file").touch()
+        (tmp_path / "other/file").touch()
+        (tmp_path / "mine/old/file").touch()
+        assert seen.until(tmp_path / "mine/old/file") == [tmp_path / "mine/old/file"]
+        (tmp_path / "mine/new").mkdir()
+        seen.until(tmp_path / "mine/new")
+        (tmp_path / "mine/new/file").touch()
+        seen.until(tmp_path / "mine/new/file")
+
+
 def test_what_follows_a_change_with_which_the_owner_is_busy_is_told_too(tmp_path: Path) -> None:
     seen = Seen(tmp_path)
 

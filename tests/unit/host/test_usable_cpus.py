@@ -231,12 +231,18 @@ class Watched:
         eventually(lambda: self.changes > before, "a report")
 
 
-@pytest.fixture
-def watched(node: Node) -> Iterator[Watched]:
+@contextmanager
+def watching(node: Node) -> Iterator[Watched]:
     made = Watched(node)
     made.watch.ensure()
     yield made
     made.watch.stop()
+
+
+@pytest.fixture
+def watched(node: Node) -> Iterator[Watched]:
+    with watching(node) as made:
+        yield made
 
 
 def test_each_way_to_take_cpus_is_reported(node: Node, watched: Watched) -> None:
@@ -249,6 +255,33 @@ def test_each_way_to_take_cpus_is_reported(node: Node, watched: Watched) -> None
         node.takes("dpdk.service", "2")
     with watched.reports():
         shutil.rmtree(node.folder("dpdk.service"))
+
+
+@pytest.mark.parametrize("v1", [False, True])
+def test_the_cgroups_down_to_kubepods_are_watched(tmp_path: Path, *, v1: bool) -> None:
+    node = Node(tmp_path, v1=v1, cgroup_root="/lab/x")
+    with watching(node) as watched:
+        node.has("lab/other", "0-7")
+        with watched.reports():
+            node.has("lab/x/kubepods", "0-7")
+        for path in ("lab", "lab/x", "lab/x/kubepods"):
+            with watched.reports():
+                node.writes(path, "0-5")
+        assert not watched.usable.unwatched
+
+
+def test_a_cgroup_on_the_way_to_kubepods_that_has_its_cpus_at_once_is_reported(
+    tmp_path: Path,
+) -> None:
+    node = Node(tmp_path, cgroup_root="/lab/x")
+    node.has("lab", "0-7")
+    with watching(node) as watched:
+        node.has("made/kubepods", "0-5")
+        eventually(lambda: watched.changes, "the new cgroup of the first level")
+        with watched.reports():
+            node.folder("made/kubepods").rename(node.folder("lab/x"))
+        with watched.reports():
+            shutil.rmtree(node.folder("lab/x"))
 
 
 def test_pods_and_services_that_come_and_go_are_not_reported(node: Node) -> None:
@@ -273,12 +306,12 @@ def test_pods_and_services_that_come_and_go_are_not_reported(node: Node) -> None
     ("taken", "unwatched"),
     [
         ("", False),
-        ("kubelet/kubepods", True),
+        ("kubelet/rt", True),
         ("system.slice/rt.service", True),
         ("dpdk.service", True),
     ],
 )
-def test_deeper_cgroups_are_not_watched(
+def test_a_cgroup_that_hands_cpus_down_is_not_watched_below(
     node: Node, watched: Watched, taken: str, *, unwatched: bool
 ) -> None:
     if taken:

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cpupool.core.cgroups import FoundContainer
+from cpupool.core.cpu_manager import Scope
 from cpupool.core.cpuset import CPUSet
+from cpupool.core.grants import WHOLE_POD
 from cpupool.core.pools import MixedCPUs, NodePools, Pool
-from cpupool.core.workloads import ContainerKind
+from cpupool.core.workloads import ContainerKind, QoSClass
 from cpupool.manager.manager import Manager
 from cpupool.wire.cpu_manager_state import State
 from tests import builders
@@ -240,3 +242,80 @@ def test_nothing_is_recovered_where_the_kubelet_gives_out_cpus() -> None:
     node.reconfigure(shared, MACHINE.topology())
     node.adopt((), State("static", entries={"web-uid": {"web-main": CPUSet.of(3)}}))
     assert owned(node) == {}
+
+
+BUBBLES = NodePools.of(
+    *LINES, cpu_manager=replace(STATIC, topology_scope=Scope.POD, pod_level=True)
+)
+
+
+def leveled(*owners: str) -> Pod:
+    """Make a pod that requests four CPUs as a whole, and whose owners request two each."""
+    names = ("init", "db", "logs")
+    kinds = {"init": ContainerKind.INIT}
+    containers = (
+        replace(
+            builders.container(name, kinds.get(name, ContainerKind.APP)),
+            level_cpus=2 if name in owners else 0,
+        )
+        for name in names
+    )
+    pod = builders.pod("web", *containers)
+    return replace(pod, qos=QoSClass.GUARANTEED, level_milli=4000, level_cpus=4)
+
+
+def has(node: Manager, pod: Pod) -> dict[str, str]:
+    return {each.name: cpus_of(node, pod, each.name) for each in pod.containers}
+
+
+RECORDED = {"init": "4-7", "db": "4-5", WHOLE_POD: "6-7"}
+
+
+@pytest.mark.parametrize("pools", [BUBBLES, POOLS], ids=["bubbles", "another setting"])
+@pytest.mark.parametrize("owners", [("db",), ()], ids=["as before", "resized since"])
+def test_a_recorded_bubble_comes_back_as_it_was(owners: tuple[str, ...], pools: NodePools) -> None:
+    entries = {"web-uid": {name: CPUSet.parse(cpus) for name, cpus in RECORDED.items()}}
+    node, pod = Manager(), leveled(*owners)
+    node.reconfigure(pools, MACHINE.topology())
+    node.observe(pods=[pod])
+    node.adopt((), State("static", entries=entries, pods={"web-uid": CPUSet.parse("4-7")}))
+    assert has(node, pod) == {"init": "4-7", "db": "4-5", "logs": "6-7"}
+    assert owned(node) == {"web-uid": "4-7"}
+    assert node.snapshot().resolution.view.chosen["web-uid"].bubble
+
+
+@pytest.mark.parametrize("cpus", ["8", "99", ""])
+def test_a_recorded_bubble_that_cannot_be_is_another_one(cpus: str) -> None:
+    owner = builders.pod("owner", builders.container(exclusive_a=1))
+    node, pod = Manager(), leveled("db")
+    node.reconfigure(BUBBLES, MACHINE.topology())
+    node.observe(pods=[owner, pod])
+    node.accept(builders.given(owner, exclusive_a="8"))
+    entries = {"web-uid": {"db": CPUSet.parse("4-5"), WHOLE_POD: CPUSet.parse(cpus)}}
+    if not cpus:
+        entries = {"web-uid": {}}
+    node.adopt((), State("static", entries=entries, pods={"web-uid": CPUSet.parse("4-5")}))
+    assert has(node, pod) == {"init": "1-4", "db": "1-2", "logs": "3-4"}
+
+
+def test_without_a_record_the_annotations_of_its_containers_tell_of_a_bubble() -> None:
+    pod = leveled("db")
+    told = {"db": "4-5", "logs": "6-7"}
+    living = tuple(
+        replace(reported(pod.cgroup_uid, name), chosen=CPUSet.parse(cpus))
+        for name, cpus in told.items()
+    )
+    # The init container has ended; without an annotation it shares the rest, and no part.
+    node = manager(pod, pools=BUBBLES, living=living)
+    assert has(node, pod) == {"init": "6-7", **told}
+    assert node.snapshot().resolution.view.chosen["web-uid"].bubble
+
+
+@pytest.mark.parametrize(
+    ("owners", "found"),
+    [pytest.param((), "4-7", id="all share"), pytest.param(("db",), "1-4", id="one owns")],
+)
+def test_cgroups_tell_of_a_bubble_only_if_all_share_it(owners: tuple[str, ...], found: str) -> None:
+    pod = leveled(*owners)
+    there = FoundContainer("web-uid", "logs-id", "kubepods/web/logs", "4-7")
+    assert owned(manager(pod, pools=BUBBLES, found=(there,))) == {"web-uid": found}

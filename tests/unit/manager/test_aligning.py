@@ -228,5 +228,6 @@ def test_the_plugin_is_asked_for_nodes_with_cpus_for_the_whole_pod() -> None:
 def test_an_ended_init_container_is_not_aligned_with_the_others() -> None:
     of = pod("a", has("init", init=True), has("one"), running=True)
     at = node(of, scope=Scope.POD)
+    at.observe(plugins=replace(at.snapshot().facts.plugins, answering=frozenset([NIC])))
     asked = plan(at.snapshot(), of, of.containers[1], ALIGNED, heard={})
     assert [question.container.name for question in asked.hints] == ["one"]

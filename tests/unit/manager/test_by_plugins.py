@@ -460,7 +460,7 @@ def test_the_loser_of_two_recorded_answers_is_held_and_confined_and_it_is_said()
     assert node.snapshot().assignment(key[0]).placement is Placement.CONFINED
     assert (notice.event, notice.why) == (
         "CPUContested",
-        "its plugin has named CPUs 3 for it alone, which pod default/old owns",
+        "its plugin gives it CPUs 3 exclusively, but pod default/old owns them",
     )
     assert "create this pod or that one again" in notice.remedy
 

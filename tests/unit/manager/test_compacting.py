@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cpupool.core.cpu_manager import Compaction, Misfit, StaticOptions
+from cpupool.core.cpu_manager import Compaction, Misfit, StaticOptions, TopologyHint
 from cpupool.core.cpuset import CPUSet
+from cpupool.core.plugin_facts import RecordedAnswer
 from cpupool.core.workloads import ContainerRef, CPUMoves
 from cpupool.manager import compacting
+from cpupool.policies.layout import Layout, Level
 from tests.machines import Machine
 from tests.moving import AGE_S, BEGUN_S, MOVING, NOTICE_S, Node
 
@@ -103,6 +105,19 @@ def test_a_container_stays_on_its_nodes_until_the_kubelet_has_named_its_devices(
     assert planned(node, AGE_S) != []
     facts, resolution = node.manager.snapshot()
     assert compacting.unnamed(facts, resolution.view) == frozenset()
+
+
+@pytest.mark.parametrize(("nodes", "moves"), [({1}, False), (None, True), ({0, 1}, True)])
+def test_a_container_does_not_leave_the_numa_nodes_that_a_plugin_prefers(
+    folder: Path, nodes: set[int] | None, *, moves: bool
+) -> None:
+    node = waiting(folder)
+    hint = None if nodes is None else TopologyHint(frozenset(nodes), preferred=True)
+    answers = {REF: {"example.com/nic": RecordedAnswer(1.0, hint=hint)}}
+    facts, resolution = node.manager.snapshot()
+    facts = replace(facts, plugins=replace(facts.plugins, answers=answers))
+    found = compacting.outlook(facts, resolution.view, BEGUN_S + AGE_S, released=False)
+    assert bool(found.moves) == moves
 
 
 def scattered(
@@ -229,6 +244,40 @@ def test_moves_of_an_hour_are_counted_also_over_a_restart_and_after_the_pod_has_
     assert node.manager.snapshot().facts.moved_unix_s == (int(BEGUN_S + AGE_S),)
 
 
+YEAR_S = 365 * 24 * 3600
+
+
+@pytest.mark.parametrize("back_s", [YEAR_S, 3600, 1800])
+def test_a_clock_that_is_set_back_stops_no_move_for_longer_than_two_hours(
+    folder: Path, back_s: int
+) -> None:
+    node = waiting(folder, settings=replace(MOVING, compaction=Compaction(1, AGE_S)))
+    facts, resolution = node.manager.snapshot()
+    moved = replace(facts, moved_unix_s=(int(BEGUN_S + AGE_S + back_s),))
+
+    def moves(at_s: float) -> bool:
+        now_s = BEGUN_S + AGE_S + at_s
+        return bool(compacting.outlook(moved, resolution.view, now_s, released=False).moves)
+
+    assert moves(0) is (back_s >= 3600)
+    assert moves(back_s + 3600)
+    assert not moves(back_s + 3599)
+
+
+def test_a_container_that_got_its_cpus_in_the_future_can_move(folder: Path) -> None:
+    node = waiting(folder)
+    assert planned(node, -YEAR_S) != []
+    assert planned(node, 1 - AGE_S) == []
+
+
+def test_a_planner_looks_again_when_the_clock_has_been_set_back(folder: Path) -> None:
+    node = waiting(folder)
+    facts, resolution = node.manager.snapshot()
+    planner = compacting.Planner()
+    assert planner.look(facts, resolution.view, BEGUN_S + 1) == ()
+    assert planner.look(facts, resolution.view, BEGUN_S - YEAR_S) != ()
+
+
 @pytest.mark.parametrize(("budget", "begun"), [(1, 1), (2, 1), (4, 2)])
 def test_moves_after_a_release_leave_half_of_the_hour_to_pods_that_wait(
     folder: Path, budget: int, begun: int
@@ -243,3 +292,45 @@ def test_moves_after_a_release_leave_half_of_the_hour_to_pods_that_wait(
     assert node.begun == begun
     told = {message.partition(", so ")[2] for _, reason, message in node.heard.pods}
     assert {each.partition(";")[0] for each in told} == {"that the free CPUs lie closer together"}
+
+
+def test_no_move_is_planned_that_would_leave_others_no_cpu(folder: Path) -> None:
+    topology = Machine(sockets=2, l3=2, cores=4, threads=2).topology()
+    node = Node(folder, MOVING, topology)
+    for number in range(14):
+        node.run(f"p{number}", 2)
+    node.settle()
+    caches = Layout.of_topology(topology, topology.online).groups[Level.UNCORE].values()
+    *_, third, last = ([name for name in node.pods if has(node, name) <= each] for each in caches)
+    node.end(third[0])
+    node.end(last[0])
+    node.run("far", 4, CPUMoves.ANY)
+    node.settle()
+    free = has(node, last[1])
+    assert has(node, "far").isdisjoint(free)
+    node.end(last[1])
+    facts, resolution = node.manager.snapshot()
+    view = resolution.view
+
+    def moves(settings: CPUManager) -> tuple[PlannedMove, ...]:
+        pools = replace(facts.pools, cpu_manager=settings)
+        policy = type(facts.policy).of_pools(pools, topology)
+        now = replace(facts, pools=pools, policy=policy)
+        return compacting.outlook(now, view, BEGUN_S + AGE_S, released=True).moves
+
+    (planned,) = moves(MOVING)
+    assert planned.move.after - planned.move.before == free
+    assert moves(replace(MOVING, options=StaticOptions(strict_cpu_reservation=True))) == ()
+
+
+def has(node: Node, name: str) -> CPUSet:
+    return CPUSet.parse(node.cpus(name))
+
+
+def test_a_part_of_a_bubble_stays(folder: Path) -> None:
+    node = waiting(folder)
+    facts, resolution = node.manager.snapshot()
+    bubble = replace(resolution.view.chosen["d-uid"], bubble=True)
+    view = replace(resolution.view, grants=resolution.grants.replacing(bubble))
+    found = compacting.outlook(facts, view, BEGUN_S + AGE_S, released=False)
+    assert found.moves == ()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cpupool.core.cpu_manager import CPUManager, Eligible
+from cpupool.core.cpu_manager import CPUManager, Eligible, Scope
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.grants import PodOwner
 from cpupool.core.pools import NodePools, Pool
@@ -209,3 +209,11 @@ def decided_anew(now: Snapshot) -> Resolution:
     """Decide again without earlier decisions."""
     decided = Choices.of(now.resolution.view)
     return resolve.resolve(now.facts, sightings.present(now.facts), decided)
+
+
+@pytest.mark.parametrize("scope", Scope)
+def test_a_pod_that_may_have_a_bubble_is_looked_at_at_once(scope: Scope) -> None:
+    web = replace(builders.pod("web"), qos=QoSClass.GUARANTEED, level_milli=2000, level_cpus=2)
+    manager = replace(STATIC.cpu_manager, pod_level=True, topology_scope=scope)
+    now = node(web, pools=replace(STATIC, cpu_manager=manager)).snapshot()
+    assert deferrable.shares(now, web) == (scope is Scope.CONTAINER)

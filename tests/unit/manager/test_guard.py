@@ -21,6 +21,7 @@ from cpupool.policies.base import Choice, CPUManagerPolicy
 from cpupool.policies.built_in import assignable
 from cpupool.policies.hints import ResourceHints
 from cpupool.policies.view import DEFAULT
+from tests import builders
 from tests.machines import MACHINES
 from tests.policies import LowestCPUs
 from tests.unit.manager.choosing.nodes import cpus_of, owned, web
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cpupool.core.workloads import Pod
+    from cpupool.policies.view import NodeView
 
 MACHINE = MACHINES["arm_no_smt"]
 POOLS = NodePools.of(Pool.named("default", "0-7"), Pool.named("exclusive_a", "8-9"))
@@ -125,6 +127,11 @@ def test_it_shares_where_the_pool_file_says_so() -> None:
             Choice(CPUSet.of(1), parts={"web-main": CPUSet()}),
             "has failed: ValueError: {'web-main':",
         ),
+        (
+            Choice(CPUSet.of(1), bubble=True),
+            "has failed: ValueError: a bubble is a pod's, and no container's",
+        ),
+        (Choice(CPUSet.of(1), bubble="yes"), "has failed: TypeError: 'yes' is no bool"),  # type: ignore[arg-type]
     ],
 )
 def test_a_choice_that_breaks_the_rules_is_rejected(choice: Any, why: str) -> None:
@@ -288,3 +295,56 @@ def test_a_command_names_the_policy_that_cannot_say_what_is_available(available:
     manager = CPUManager("bad", installed=policy(available=available))
     with pytest.raises(ConfigError, match="the policy bad has failed: "):
         assignable(replace(POOLS, cpu_manager=manager), MACHINE.topology())
+
+
+def test_the_sandbox_of_a_pod_has_the_cpus_that_its_policy_shares_with_it() -> None:
+    def shared(_self: object, view: NodeView, _pod: Pod) -> CPUAssignment:
+        return replace(view.default, default=CPUSet.of(5))
+
+    assert sandbox(policy(requests=none, shared=shared)) == CPUSet.of(5)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param(raises, id="raises"),
+        pytest.param(lambda *_: "0", id="no assignment"),
+        pytest.param(lambda *_: CPUAssignment(Placement.DEFAULT), id="no CPUs"),
+        pytest.param(
+            lambda *_: CPUAssignment(Placement.DEFAULT, default=CPUSet.of(8)), id="of a pool"
+        ),
+        pytest.param(
+            lambda *_: CPUAssignment(Placement.POLICY, exclusive=CPUSet.of(5)), id="its own"
+        ),
+    ],
+)
+def test_a_wrong_answer_about_shared_cpus_shares_those_of_all(answer: Callable[..., Any]) -> None:
+    assert sandbox(policy(requests=none, shared=answer)) == CPUSet.parse("0-7")
+
+
+def none(*_args: object) -> dict[str, int]:
+    return {}
+
+
+def sandbox(kind: type[CPUManagerPolicy]) -> CPUSet:
+    """Return the CPUs of the sandbox of a pod without CPUs of its own."""
+    return node(kind, WEB).snapshot().assignment((WEB.cgroup_uid, ContainerID("sandbox"))).cpus
+
+
+@pytest.mark.parametrize(
+    ("parts", "kept"),
+    [
+        pytest.param({"one": "1-2", "two": "3"}, {"one": "1-2", "two": "3"}, id="apart"),
+        pytest.param({"one": "1-2"}, {"one": "1-2", "two": "3-4"}, id="one shares the rest"),
+        pytest.param({"one": "1-2", "two": "2-3"}, {"one": "0-7", "two": "0-7"}, id="both"),
+    ],
+)
+def test_no_two_containers_own_a_cpu_of_a_bubble(
+    parts: dict[str, str], kept: dict[str, str]
+) -> None:
+    both = builders.pod("web", builders.container("one"), builders.container("two"))
+    owned_ = {name: CPUSet.parse(cpus) for name, cpus in parts.items()}
+    bubble = Choice(CPUSet.parse("1-4"), parts=owned_, bubble=True)
+    bad = policy(requests=lambda *_: {WHOLE_POD: 4}, choose=lambda *_: bubble)
+    manager = node(bad, both)
+    assert {name: cpus_of(manager, both, name) for name in parts | kept} == kept

@@ -17,6 +17,7 @@ from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import PlacementError
 from cpupool.core.grants import PastResize, RecordedChange
 from cpupool.core.names import POLICY_CPUS, Names
+from cpupool.core.plugin_facts import PluginFacts
 from cpupool.core.pools import MixedCPUs, NodePools, Pool
 from cpupool.core.workloads import (
     ContainerID,
@@ -31,6 +32,7 @@ from cpupool.policies.dynamic.policy import DynamicPolicy
 from cpupool.wire.cpu_manager_state import State
 from tests import builders
 from tests.machines import Machine
+from tests.unit.manager import plugged
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -550,6 +552,27 @@ def test_the_shared_cpus_of_a_mixed_container_are_not_among_its_own() -> None:
     runs = resizing.runs_on(manager.snapshot().resolution, (found,))
     assert runs == {APP: CPUSet.parse("6-7")}
     assert resizing.own_cpus(manager.snapshot(), runs)[APP].settled
+
+
+def test_what_a_plugin_changes_is_in_force_at_once() -> None:
+    own, ref = plugged.pod("own"), plugged.ref("own")
+
+    def answered(text: str) -> PluginFacts:
+        return PluginFacts(frozenset({"cpu"}), {ref: {"cpu": plugged.cpus(text, exclusive=True)}})
+
+    manager = plugged.manager(own, given=answered("2-3").answers)
+    manager.observe(plugins=answered("3-4"))
+    now, runs = manager.snapshot(), {ref: CPUSet.parse("2-3")}
+    assert resizing.own_cpus(now, runs) == {
+        ref: resizing.OwnCPUs(
+            *(CPUSet.parse("3-4"),) * 2,
+            *(CPUSet(),) * 2,
+            notice_s=10,
+            settled=False,
+            cause=resizing.Reason.PLUGIN,
+        )
+    }
+    assert str(now.resolution.grants.cpus) == "3-4", "the plugin may give CPU 2 to another"
 
 
 def test_own_cpus_are_settled_once_the_kernel_has_them() -> None:

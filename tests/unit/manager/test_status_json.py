@@ -26,7 +26,7 @@ OTHERS: tuple[object, ...] = (
 )
 NULLABLE = {
     *("choice", "mixedCPUs", "cpuManager", "resourceUsedThresholdWithBE", "reserved"),
-    *("changes", "notice_ends_unix_s", "unix_s", "systemPods", "compaction"),
+    *("changes", "notice_ends_unix_s", "unix_s", "systemPods", "bubble", "compaction"),
 }
 """Of an object that may be there or not, null is as good as none."""
 OPTIONAL = {
@@ -47,7 +47,8 @@ OPTIONAL = {
         "unix_s",
     ),
     *("options", "topologyScope", "resourceUsedThresholdWithBE", "maxNoticeSeconds"),
-    *("eligible", "systemPods", "namespaces", "compaction", "moved"),
+    *("eligible", "systemPods", "namespaces", "podLevelResources", "bubble"),
+    *("compaction", "moved"),
 }
 """What earlier agents of this schema did not write, or what is as good as none."""
 

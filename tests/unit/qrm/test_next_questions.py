@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 NIC = "example.com/nic"
 ALIGNED, PLAIN = PluginOptions(aligned=True), PluginOptions()
 POD = pod("a", container(cpu=2.0, more={NIC: 1.0}))
+RUNNING = replace(POD, running=True)
 BOTH = {"cpu": ALIGNED, NIC: ALIGNED}
 
 
@@ -80,6 +81,36 @@ def test_without_a_topology_policy_nobody_is() -> None:
 
 def test_nothing_is_asked_while_a_plugin_is_away() -> None:
     assert planned(node(), {"cpu": ALIGNED}) == Plan()
+
+
+def runs(*, answering: tuple[str, ...] = ("cpu", NIC), expected: bool = False) -> Manager:
+    made = node(of=RUNNING)
+    plugins = replace(
+        made.snapshot().facts.plugins, answering=frozenset(answering), expected=expected
+    )
+    made.observe(plugins=plugins)
+    return made
+
+
+def test_a_pod_that_runs_waits_for_no_plugin_that_is_away() -> None:
+    asked = planned(runs(), {NIC: ALIGNED}, of=RUNNING)
+    assert [question.resource for question in asked.hints] == [NIC]
+    heard = {NIC: HintsAnswer((good(1),))}
+    assert allocated(planned(runs(), {NIC: ALIGNED}, heard, RUNNING)) == {NIC: good(1)}
+
+
+def test_it_waits_for_one_that_is_about_to_register_or_to_list() -> None:
+    about = {NIC: ALIGNED}
+    assert planned(runs(expected=True), about, of=RUNNING) == Plan()
+    now = runs().snapshot()
+    assert plan(now, RUNNING, RUNNING.containers[0], about, heard={}, unlisted={"cpu"}) == Plan()
+
+
+def test_a_silent_plugin_is_asked_for_a_pod_that_runs_without_hints_of_its_own() -> None:
+    on = runs(answering=(NIC,))
+    assert [question.resource for question in planned(on, of=RUNNING).hints] == [NIC]
+    heard = {NIC: HintsAnswer((good(1),))}
+    assert allocated(planned(on, heard=heard, of=RUNNING)) == {"cpu": good(1), NIC: good(1)}
 
 
 def test_nothing_is_asked_for_what_is_answered() -> None:

@@ -413,13 +413,30 @@ def test_a_refusal_drops_the_hints_of_the_whole_pod_and_of_no_other() -> None:
     assert not table.at(1.0).refuse(OTHER, "no room")
     assert [row.hints for row in rows] == [None, None, HintsAnswer(None)]
     assert [row.call for row in rows] == [Call.QUIET, Call.QUIET, Call.HINTED]
-    assert (table.at(2.9).waits([MAIN, OTHER]), table.at(3.0).waits([MAIN, OTHER])) == (True, False)
+    both = [MAIN, OTHER]
+    assert (table.at(2.9).waits(both, both), table.at(3.0).waits(both, both)) == (True, False)
+    assert not table.at(2.9).waits(both, [MAIN])
     assert (table.at(2.9).next_s(), table.at(3.0).next_s()) == (3.0, math.inf)
+
+
+def test_what_a_plugin_has_refused_stays_until_it_answers() -> None:
+    table = Table()
+    cpu, memory = (table.row(MAIN, resource) for resource in ("cpu", "memory"))
+    assert table.at(0.0).refuse(MAIN, "cpu is away", "cpu")
+    assert table.at(0.0).refuse(MAIN, "no memory", "memory")
+    assert not table.at(0.0).refuse(MAIN, "cpu is away", "cpu")
+    assert table.refusals == {MAIN: "cpu is away; no memory"}
+    table.answered(memory)
+    assert table.refusals == {MAIN: "cpu is away"}
+    assert table.refuse(MAIN, "no NUMA nodes")
+    assert table.refusals == {MAIN: "no NUMA nodes"}
+    table.answered(cpu)
+    assert table.refusals == {}
 
 
 def test_a_container_waits_while_its_plugin_is_asked_and_not_while_it_prepares() -> None:
     waits = {
-        way[-1]: table.at(0.0).waits([MAIN])
+        way[-1]: table.at(0.0).waits([MAIN], [MAIN])
         for way in (
             [Event.ASK_HINTS],
             [Event.ASK_HINTS, Event.HEARD],

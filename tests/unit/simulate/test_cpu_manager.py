@@ -13,6 +13,7 @@ from cpupool.core.cpu_manager import (
     CPUManager,
     Eligible,
     Misfit,
+    Scope,
     StaticOptions,
     SystemPods,
     TopologyPolicy,
@@ -107,6 +108,25 @@ def test_a_container_may_be_eligible_alone_and_a_system_pod_owns_nothing() -> No
     assert [(one.container, str(one.cpus)) for one in outcome.running] == [
         ("kube-system/dns/c", "1,17")
     ]
+
+
+@pytest.mark.parametrize(
+    ("scope", "own"),
+    [
+        (Scope.POD, {"web/db": "1,17", "web/logs": "2,18", "web/proxy": "2,18"}),
+        (Scope.CONTAINER, {"web/db": "1,17"}),
+        (None, {}),
+    ],
+)
+def test_a_pod_with_cpu_of_its_own_has_a_bubble_by_the_setting(
+    scope: Scope | None, own: dict[str, str]
+) -> None:
+    named = [{"name": "db", "cpu": 2}, {"name": "logs"}, {"name": "proxy", "cpu": 0.5}]
+    line = {"at_s": 1, "pod": "ns/web", "cpu": 4, "containers": named}
+    events = workload.read("trace.jsonl", json.dumps(line))
+    assert workload.read("trace.jsonl", workload.write(events)) == events
+    manager = replace(POLICY, pod_level=scope is not None, topology_scope=scope or Scope.POD)
+    assert cpus(simulate(*events, pools=NodePools.of(cpu_manager=manager))) == own
 
 
 def test_the_reasons_of_the_policy_are_those_of_each_container() -> None:

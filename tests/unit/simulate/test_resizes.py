@@ -252,6 +252,20 @@ class TestUnderDynamic:
         assert why == "from cpu 2 to 4: it got CPUs 2,18"
         assert [moment.utilisation for moment in outcome.series] == [2 / 28, 4 / 28]
 
+    def test_a_refused_resize_is_among_the_reasons_until_the_pod_ends(self, trace: Trace) -> None:
+        trace.comes(0, "p", 2)
+        trace.resized(1, "p", c=1)
+        trace.comes(2, "other", 2)
+        trace.resized(3, "p", c=4)
+        outcome = trace.run(DYNAMIC_POOLS, DYNAMIC)
+        placed, other = outcome.placements
+        refused, served = [step for step in placed.steps if step.rule == "resize"]
+        (why,) = [resize.why for resize in outcome.resizes if resize.why]
+        assert (refused.why, str(refused.left)) == (f"refused at 1 s: {why}", "1,17")
+        assert served.why.startswith("from cpu 2 to 4")
+        assert [step.rule for step in placed.steps][-1] == "cpuManager"
+        assert not [step for step in other.steps if step.rule == "resize"]
+
     def test_the_cpus_of_a_shrink_are_free_when_the_notice_ends(self, trace: Trace) -> None:
         trace.comes(0, "a", 4)
         trace.resized(0.5, "a", c=14)

@@ -110,6 +110,14 @@ def test_what_the_agent_writes_is_version_2_with_its_boot_and_what_is_settled() 
     assert cpu_manager_state.parse(written) == state
 
 
+def test_with_a_bubble_it_is_version_3() -> None:
+    state = replace(V3_STATE, boot_id="b")
+    written = cpu_manager_state.encode(state)
+    of_kubelet = V3.replace(b"766259872", b"2284712151")
+    assert json.loads(written) == {**json.loads(of_kubelet), "bootId": "b", "settled": {}}
+    assert cpu_manager_state.parse(written) == state
+
+
 def test_what_others_may_share_is_read_as_it_was_written() -> None:
     sharing = {"pod": Sharing.BEST_EFFORT, "other": Sharing.NONE}
     state = State("koordinator", FIRST, {"pod": {"": SECOND}}, boot_id="b", sharing=sharing)

@@ -78,7 +78,7 @@ def test_devices_that_are_no_cpu_numbers_are_not_called_offline() -> None:
 
     ((_, reason, message),) = node.events.pods
     assert reason == "CPUDevicesUnknown"
-    assert "its devices of exclusive_a are no CPUs: another plugin has listed them" in message
+    assert "its devices of exclusive_a are not CPUs: another plugin has listed them" in message
 
 
 def test_a_pod_that_loses_a_cpu_is_reported_once_for_each_set() -> None:

@@ -9,10 +9,12 @@ import pytest
 
 from cpupool import cli
 from cpupool.commands.checks import runtime_checks
+from cpupool.core.assignments import Placement
 from cpupool.core.cgroups import Writer
-from cpupool.core.cpu_manager import CPUManager, Misfit, StaticOptions
+from cpupool.core.cpu_manager import CPUManager, Misfit, Scope, StaticOptions
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.pools import NodePools
+from cpupool.manager.report import ContainerStatus, InBubble
 from tests.nodes import KUBELET, POOL_FILE, POOLS, WrittenNode
 from tests.unit.commands.doctor.rows import NOBODY, verdicts
 
@@ -316,3 +318,42 @@ def test_a_static_kubelet_beside_dynamic_is_reported(
     assert row["verdict"] == "problem"
     assert row["fact"].endswith("and so does the policy dynamic of cpuManager")
     assert "set cpuManagerPolicy: none" in row["remedy"]
+
+
+POD_LEVEL = replace(STATIC, pod_level=True, topology_scope=Scope.POD)
+
+
+def test_bubbles_are_named_and_a_kubelet_without_resources_of_pods_is_a_warning(
+    node: WrittenNode, examine: Any
+) -> None:
+    def row(manager: CPUManager, *containers: ContainerStatus) -> tuple[str, str]:
+        node.status(*containers, pools=replace(POOLS, cpu_manager=manager))
+        (found,) = examine()[1]["bubbles"]
+        return found["verdict"], found["fact"]
+
+    assert "bubbles" not in examine()[1]
+    assert row(POD_LEVEL) == ("ok", "no pod with resources of its own runs")
+    bubble = CPUSet.parse("2-5")
+    assert row(
+        POD_LEVEL,
+        _in_bubble("ns/web/db", "2-3", InBubble(bubble, owns=True)),
+        _in_bubble("ns/web/logs", "4-5", InBubble(bubble, owns=False)),
+        _in_bubble("ns/web/proxy", "4-5", InBubble(bubble, owns=False)),
+        _in_bubble("ns/one/a", "6", InBubble(CPUSet.of(6), owns=False)),
+    ) == (
+        "ok",
+        (
+            "pod ns/web has the bubble 2-5: db owns 2-3, logs and proxy share 4-5;"
+            " pod ns/one has the bubble 6: a shares 6"
+        ),
+    )
+    verdict, fact = row(replace(POD_LEVEL, topology_scope=Scope.CONTAINER))
+    assert verdict == "ok"
+    assert fact.endswith("topologyScope: pod gives each such pod a bubble")
+    node.put("var/lib/kubelet/config.yaml", f"{KUBELET}featureGates: {{PodLevelResources: false}}")
+    assert row(POD_LEVEL)[0] == "warning"
+
+
+def _in_bubble(name: str, cpus: str, bubble: InBubble) -> ContainerStatus:
+    own = CPUSet.parse(cpus)
+    return ContainerStatus(name, Placement.POLICY, own, cpus, "", own, bubble=bubble)

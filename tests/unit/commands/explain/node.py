@@ -30,7 +30,7 @@ THREADED = Pool.named("exclusive_m", "6", multi_threaded=True)
 SHARED = Pool.named("shared_b", "1")
 DEFAULT = Pool.named("default", "0")
 BY_NRI = (
-    "containers that start now are set by NRI: the container runtime does, before their first"
+    "the container runtime sets the CPUs of containers that start now (NRI), before their first"
     " instruction"
 )
 CHOSEN_BEFORE = "choice: chosen before this agent started: not recorded"

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from cpupool.commands.shell import reasons
 from cpupool.core.cgroups import FoundContainer, Writer
-from cpupool.core.cpu_manager import CPUManager
+from cpupool.core.cpu_manager import CPUManager, Scope
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.names import ENABLE_SHARED_CPUS, KUBELET_CPUS, Names
 from cpupool.core.orchestration import BindPolicy, Orchestration, QoS
 from cpupool.core.pool_policy import NUMAPolicy, PoolPolicy
 from cpupool.core.pools import MixedCPUs, NodePools, Pool, PoolKind
 from cpupool.core.withheld import Withheld
-from cpupool.core.workloads import ContainerKind, ContainerRef, CPUMoves
+from cpupool.core.workloads import ContainerKind, ContainerRef, CPUMoves, QoSClass
 from cpupool.manager.manager import Manager
 from cpupool.manager.report import describe
 from tests import moving
@@ -112,7 +112,7 @@ def test_what_is_chosen_without_certainty_says_so(
     assert "search: the best of the sets that were looked at" in capsys.readouterr().out
 
 
-def test_siblings_come_along_and_what_is_offline_is_left_out(
+def test_siblings_are_added_and_what_is_offline_is_left_out(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     node = Node()
@@ -121,7 +121,7 @@ def test_siblings_come_along_and_what_is_offline_is_left_out(
 
     assert explain(file, node.status(web="6"), "default/web/main") == 0
     lines = steps(capsys.readouterr().out)
-    assert "multiThreaded: the siblings on its cores come along, CPUs 7 => 6-7" in lines
+    assert "multiThreaded: the siblings on its cores are added, CPUs 7 => 6-7" in lines
     assert "offline: CPUs 7 are offline: it runs there again when they are back => 6" in lines
 
 
@@ -383,4 +383,38 @@ def test_shared_cpus_beside_those_of_the_kubelets_static_cpu_manager(
         "request: it requests no pool => none",
         f"{places} => 0,3-5,7",
         "found: its cgroup has these CPUs: it is where it belongs => 0,3-5,7",
+    ]
+
+
+def test_the_parts_of_a_bubble_and_its_rest(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    node = Node()
+    manager = CPUManager("static", CPUSet.of(0, 1), topology_scope=Scope.POD, pod_level=True)
+    node.manager.reconfigure(NodePools.of(cpu_manager=manager), LAPTOP.topology())
+    node.manager.adopt(())
+    web = pod("web", replace(container("db"), level_cpus=2), container("logs"))
+    web = replace(web, qos=QoSClass.GUARANTEED, level_milli=3000, level_cpus=3)
+    node.manager.observe(pods=[web])
+    found = (
+        FoundContainer("web-uid", "db-id", "p", "2-3"),
+        FoundContainer("web-uid", "logs-id", "q", "4"),
+    )
+    status = describe(*node.manager.snapshot(), found)
+
+    def told(name: str) -> list[str]:
+        assert explain(file, status, f"default/web/{name}") == 0
+        return steps(capsys.readouterr().out)[:3]
+
+    chosen = (
+        "cpuManager: the policy static has chosen the bubble 2-4 for the resources of the whole"
+    )
+    kept, of_own = "CPUs 0-1 are reserved", "in a pod with resources of its own"
+    assert told("db") == [
+        f"request: it requests 2 whole CPUs, {of_own} => 2-3",
+        f"{chosen} pod: this part is the container's own; {kept} => 2-3",
+        "own: they are its own => 2-3",
+    ]
+    assert told("logs") == [
+        f"request: it requests no whole CPUs with equal limits, {of_own} => 4",
+        f"{chosen} pod: its other containers share these, and run nowhere else; {kept} => 4",
+        "own: they are its pod's: no other pod runs there => 4",
     ]

@@ -17,7 +17,7 @@ from cpupool.core.cgroups import Writer
 from cpupool.core.cpu_manager import CPUManager, SystemPods
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.pools import MixedCPUs, NodePools, Pool
-from cpupool.manager.report import ContainerStatus, NodeStatus, OwnChanges
+from cpupool.manager.report import ContainerStatus, InBubble, NodeStatus, OwnChanges
 from cpupool.policies.view import DEFAULT, SYSTEM
 from tests.machines import MACHINES, Machine
 from tests.pictures import POOLS, TELCO, ids
@@ -184,6 +184,23 @@ class TestNodeStatus:
         assert ["a/dark/c", "0-1", "0-1", "no", "device", "ids", "yet"] in rows
         assert ids(out.getvalue(), "B") == [10, 11, 12, 13]
 
+    def test_a_sandbox_is_named_as_such_and_an_unknown_directory_is_not(self) -> None:
+        unknown = container("uid/id", wanted="0-1", found="0-1", reason="its pod is not known")
+        status = NodeStatus(
+            NodePools(),
+            (
+                container("a/web", wanted="0-1", found="0-1"),
+                container("a/web/c", wanted="2-3", found="2-3"),
+                replace(unknown, placement=Placement.CONFINED),
+            ),
+        )
+        out = io.StringIO()
+        drawing.show(drawing.node_status(TELCO.topology(), status), out)
+
+        assert "a/web (sandbox)" in out.getvalue()
+        assert "a/web/c (sandbox)" not in out.getvalue()
+        assert "uid/id (sandbox)" not in out.getvalue()
+
     def test_a_resized_owner_is_listed_where_it_belongs(self) -> None:
         why = "it requests cpu 4 since a resize, and keeps CPUs 2-3 until the pod ends"
         owner = container("a/resized/c", wanted="2-3", found="2-3", reason=why)
@@ -271,6 +288,22 @@ class TestNodeStatus:
         drawing.show(drawing.node_status(TELCO.topology(), status), out)
 
         assert f"CPUs of system pods (kube-system, monitoring): {shown}.\n" in out.getvalue()
+
+    def test_a_bubble_is_said_with_who_has_which_of_its_cpus(self) -> None:
+        bubble = CPUSet.parse("2-5")
+        containers = tuple(
+            replace(
+                container(f"a/web/{name}", wanted=cpus, found=cpus),
+                exclusive=CPUSet.parse(cpus),
+                bubble=InBubble(bubble, owns=name == "db"),
+            )
+            for name, cpus in (("db", "2-3"), ("logs", "4-5"))
+        )
+        pools = NodePools.of(cpu_manager=CPUManager("static", 1))
+        out = io.StringIO()
+        drawing.show(drawing.node_status(TELCO.topology(), NodeStatus(pools, containers)), out)
+        said = "Pod a/web has the bubble 2-5: db owns 2-3, logs shares 4-5."
+        assert f"{said}\n" in out.getvalue()
 
     def test_nothing_is_listed_when_all_is_well(self) -> None:
         status = NodeStatus(NodePools(), (container("a/good/c", wanted="2-3", found="2-3"),))

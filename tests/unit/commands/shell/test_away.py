@@ -223,6 +223,28 @@ def test_a_container_of_a_burstable_pod_owns_cpus_by_its_own_limit_where_that_co
     assert (owns in printed) == (eligible == "container")
 
 
+@pytest.mark.parametrize(
+    ("setting", "request_"),
+    [
+        ("topologyScope: pod, podLevelResources: true", "4 whole CPUs for its pod"),
+        ("podLevelResources: true", "2 whole CPUs in a Guaranteed pod"),
+        ("topologyScope: pod", "no pool, so it runs on the default pool"),
+    ],
+)
+def test_a_pod_with_resources_of_its_own_has_cpus_by_the_setting(
+    cluster: Login, capsys: pytest.CaptureFixture[str], setting: str, request_: str
+) -> None:
+    manager = f"cpuManager: {{policy: static, reserved: 1, {setting}}}\n"
+    policy = DPDK.replace('default: {cpus: "0"}', 'default: {cpus: "0,6-9"}') + manager
+    cluster.server.keep_config_map(CONFIG_MAP, dpdk=policy)
+    body = pod("web", {"name": "main", "resources": {"limits": {"cpu": "2", "memory": "1Gi"}}})
+    amounts = {"cpu": "4", "memory": "2Gi"}
+    body["spec"]["resources"] = {"requests": amounts, "limits": amounts}
+    cluster.server.set_pods([body])
+    assert explain(cluster, "web") == 0
+    assert f"1. request: it requests {request_} => 0,6-9" in capsys.readouterr().out
+
+
 def test_a_system_pod_runs_on_the_cpus_of_its_namespace(
     cluster: Login, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -38,8 +38,37 @@ def test_containers_or_pods_are_eligible(policy: str) -> None:
     assert "cpuManager.eligible: unknown value 'all'; use pod or container" in problem
 
 
+@pytest.mark.parametrize("policy", ["static", "dynamic"])
+def test_pods_with_resources_of_their_own_get_cpus_or_share(policy: str) -> None:
+    text = f"cpuManager: {{policy: {policy}, reserved: 1, podLevelResources: {{}}}}"
+    taken = {
+        word: parse(text.replace("{}", word)).pools.cpu_manager.pod_level
+        for word in ("true", "false", "null")
+    }
+    assert taken == {"true": True, "false": False, "null": False}
+    assert not parse("cpuManager: {policy: static, reserved: 1}").pools.cpu_manager.pod_level
+
+
+@pytest.mark.parametrize(
+    ("word", "problem"),
+    [
+        ("bubble", "'bubble' is not a truth value; write true or false"),
+        ("2", "'2' is not a truth value; write true or false"),
+        ("[true]", "this must be text"),
+        ("{pod: true}", "this must be text"),
+    ],
+)
+def test_another_word_about_them_is_refused_where_it_stands(word: str, problem: str) -> None:
+    text = f"cpuManager:\n  policy: static\n  reserved: 1\n  podLevelResources: {word}\n"
+    (found,) = refused(text)
+    assert found.startswith("a.yaml:4:22: cpuManager.podLevelResources: ")
+    assert problem in found
+
+
 @pytest.mark.parametrize("policy", ["koordinator", "qrm"])
-@pytest.mark.parametrize("setting", ["eligible: container", "systemPods: {cpus: 1-1}"])
+@pytest.mark.parametrize(
+    "setting", ["eligible: container", "systemPods: {cpus: 1-1}", "podLevelResources: true"]
+)
 def test_other_policies_have_no_such_setting(policy: str, setting: str) -> None:
     problems = refused(f"cpuManager: {{policy: {policy}, reserved: 1, {setting}}}")
     what = f"the policy {policy} has no such setting; remove it, or write policy: static"

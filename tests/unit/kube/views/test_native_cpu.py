@@ -154,3 +154,60 @@ def test_an_amount_of_null_is_none() -> None:
     body = pod({"name": "main", "resources": {"limits": {"cpu": None}}}, overhead={"cpu": None})
     body["status"] = {"qosClass": "Burstable"}
     assert views.pod(body, Names()).limit_milli is None
+
+
+FOUR = {"cpu": "4", "memory": "8Gi"}
+LEVEL = {"requests": FOUR, "limits": FOUR}
+
+
+@pytest.mark.parametrize(
+    ("container", "cpus"),
+    [
+        pytest.param(asks(cpu="2"), 2, id="limits alone"),
+        pytest.param(asks(cpu="2", request="2"), 2, id="equal requests"),
+        pytest.param(asks(cpu="2", request="1"), 0, id="another request of cpu"),
+        pytest.param(asks(cpu="1500m"), 0, id="a part of a CPU"),
+        pytest.param(asks(), 0, id="nothing"),
+        pytest.param({"name": "main", "resources": {"limits": {"cpu": "2"}}}, 0, id="no memory"),
+        pytest.param(
+            {
+                "name": "main",
+                "resources": {
+                    "limits": {"cpu": "2", "memory": "2Gi"},
+                    "requests": {"memory": "1Gi"},
+                },
+            },
+            0,
+            id="another request of memory",
+        ),
+    ],
+)
+def test_a_whole_container_of_a_pod_with_resources_of_its_own_can_own_cpus(
+    container: dict[str, Any], cpus: int
+) -> None:
+    found = views.pod(pod(container, resources=LEVEL), Names())
+    (main,) = found.containers
+    assert (found.level_cpus, main.level_cpus) == (4, cpus)
+    assert main.whole_cpus == main.equal_cpus == 0
+    alone = views.pod(pod(container), Names())
+    assert (alone.level_cpus, alone.containers[0].level_cpus) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("level", "cpus", "of_container"),
+    [
+        pytest.param({key: {**FOUR, "cpu": "3500m"} for key in LEVEL}, 0, 2, id="a part of a CPU"),
+        pytest.param({key: {"cpu": "4"} for key in LEVEL}, 0, 0, id="no memory, so Burstable"),
+        pytest.param({"limits": FOUR}, 0, 0, id="the request of the container, so Burstable"),
+    ],
+)
+def test_only_a_guaranteed_pod_can_have_a_bubble(
+    level: dict[str, Any], cpus: int, of_container: int
+) -> None:
+    found = views.pod(pod(asks(cpu="2"), resources=level), Names())
+    assert (found.level_cpus, found.containers[0].level_cpus) == (cpus, of_container)
+
+
+def test_an_ephemeral_container_owns_nothing_in_a_bubble() -> None:
+    body = pod(asks(), resources=LEVEL, ephemeralContainers=[asks("debug", cpu="1")])
+    assert [each.level_cpus for each in views.pod(body, Names()).containers] == [0, 0]

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 MACHINE = Machine(sockets=2, l3=2, cores=2, threads=2, adjacent=True).topology()
 LAYOUT = Layout.of_topology(MACHINE)
 EVERYWHERE = LAYOUT.cpus
+RESERVED = CPUSet.of(len(LAYOUT.cpus))
+"""A CPU for containers without any of their own."""
 
 
 def ref(name: str) -> ContainerRef:
@@ -49,6 +51,7 @@ def arranged(
         options,
         compaction.spread(LAYOUT, has.values()),
         LAYOUT.cpus - CPUSet.union(has.values()),
+        RESERVED,
         {one: Movable(cpus, reach) for one, cpus in has.items() if one.name in movable},
         waiting,
     )

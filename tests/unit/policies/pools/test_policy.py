@@ -73,7 +73,7 @@ SHUT = Withheld(CPUSet.parse("6-7"), "/kubepods.slice")
             "",
             (),
             Cause.NO_CPUS,
-            "its devices of exclusive_a are no CPUs: another plugin has listed them",
+            "its devices of exclusive_a are not CPUs: another plugin has listed them",
             id="ids of another plugin",
         ),
         pytest.param(

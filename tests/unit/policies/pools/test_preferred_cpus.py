@@ -340,10 +340,10 @@ def test_every_rule_tells_what_it_left() -> None:
     assert [(step.rule, step.why, str(step.left)) for step in choice.steps] == [
         ("free", "15 of the pool's 32 CPUs can be chosen", "0-3,5-15"),
         ("must include", "the kubelet gives the pod 5 again", "0-3,5-15"),
-        ("numaPolicy", "NUMA node 0: of 2 with free CPUs the fullest that takes 3", "0-3,5-7"),
+        ("numaPolicy", "NUMA node 0: the fullest that takes 3, of 2 with free CPUs", "0-3,5-7"),
         (
             "alignByUncoreCache",
-            "uncore cache 1: of 2 with free CPUs the fullest that takes 3",
+            "uncore cache 1: the fullest that takes 3, of 2 with free CPUs",
             "5-7",
         ),
         ("order", "whole cores before single threads, from where the fewest are free", "5-7"),
@@ -360,14 +360,14 @@ def test_what_must_be_included_is_not_taken_for_what_the_rules_find() -> None:
         "the kubelet gives the pod 1,99 again",
         "4 are on cores that are free as a whole, 2 must be included",
         "5 are on NUMA nodes that no other pod is on",
-        "NUMA nodes unknown, 0, 1: of 3 with free CPUs the fewest that take 4",
-        "uncore caches unknown, 0, 1: of 3 with free CPUs the fewest that take 4",
+        "NUMA nodes unknown, 0, 1: the fewest that take 4, of 3 with free CPUs",
+        "uncore caches unknown, 0, 1: the fewest that take 4, of 3 with free CPUs",
         "whole cores before single threads, from where the fewest are free",
     ]
     forced = choose("0-15", 2, required="0,8").steps[2].why
     assert forced == (
-        "NUMA nodes 0, 1: of 2 with free CPUs those with the CPUs that must be included, which"
-        " take 2"
+        "NUMA nodes 0, 1: those with the CPUs that must be included, which take 2,"
+        " of 2 with free CPUs"
     )
 
 
@@ -385,7 +385,7 @@ def test_cpus_without_a_cache_are_not_said_to_have_one() -> None:
     some = choose("0,2,8-9", 2, of="0,2,8-15", required="9", topology=low_power)
 
     assert [step.rule for step in without.steps] == ["free", "numaPolicy", "order"]
-    assert some.steps[-2].why == ("uncore cache none: of 2 with free CPUs the fullest that takes 2")
+    assert some.steps[-2].why == "uncore cache none: the fullest that takes 2, of 2 with free CPUs"
 
 
 def test_a_choice_among_too_many_sets_of_nodes_says_so() -> None:

@@ -83,7 +83,7 @@ def test_cpus_that_another_pod_owns_confine_the_container_of_an_answer(
     on = replace(view(own="2-3"), pods=pods, claimed=claimed)
     found = POLICY.place(on, ContainerToPlace(WEB, WEB.containers[0]))
     assert (found.cause, str(found.cpus)) == (Cause.ANSWER, "0-1,4-7")
-    assert found.reason == (f"its plugin has named CPUs 3-4 for it alone, which {owner} owns")
+    assert found.reason == (f"its plugin gives it CPUs 3-4 exclusively, but {owner} owns them")
 
 
 def test_an_answer_whose_cpus_others_own_names_none() -> None:

@@ -473,6 +473,23 @@ def test_so_do_pods_with_an_eligible_container(body: dict[str, Any], *, eligible
     assert guaranteed == ('["cpupool"]' if eligible else None)
 
 
+@pytest.mark.parametrize(
+    ("level", "requires"),
+    [
+        pytest.param({"limits": {"cpu": "4", "memory": "8Gi"}}, True, id="Guaranteed"),
+        pytest.param({"limits": {"cpu": "4"}}, False, id="Burstable"),
+    ],
+)
+def test_so_do_pods_that_may_have_a_bubble(level: dict[str, Any], *, requires: bool) -> None:
+    body = pod(container(), resources=level)
+    for pod_level in (False, True):
+        manager = CPUManager("static", 1, pod_level=pod_level)
+        files = [NodePools.of(cpu_manager=each) for each in (CPUManager(), manager)]
+        rules = Rules(required_agent=RequiredAgent.GUARANTEED).knowing(files)
+        annotations = admitted(body, rules).get("metadata", {}).get("annotations") or {}
+        assert (REQUIRED in annotations) == (requires and pod_level)
+
+
 def test_one_pool_file_with_eligible_containers_is_enough() -> None:
     managers = [CPUManager("static", 1, eligible=each) for each in Eligible]
     files = [NodePools.of(cpu_manager=manager) for manager in (*managers, CPUManager())]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cpupool.core.cpu_manager import Eligible, SystemPods
+from cpupool.core.cpu_manager import Eligible, Scope, SystemPods
 from cpupool.core.cpuset import CPUSet
 from cpupool.runtime.nri.holding import MissingFacts
 from tests.nri_agents import Agent, cpu_of, of
@@ -159,3 +159,20 @@ def test_before_the_agent_has_seen_what_runs_nothing_is_given(agent: Agent, plug
     agent.manager.adopt(())
     agent.plugin.facts_changed()
     assert cpu_of(answer.result(DEADLINE_S)).cpus == "2-3"
+
+
+@pytest.mark.parametrize("scope", Scope)
+def test_any_container_of_a_guaranteed_pod_may_belong_to_a_bubble(
+    agent: Agent, plugin: Plugin, scope: Scope
+) -> None:
+    asks_nothing = guaranteed(shares=2)
+    govern(agent, pod_level=True, topology_scope=scope)
+    if scope is Scope.CONTAINER:
+        assert cpu_of(plugin.create(asks_nothing)).cpus == "0-7"
+        return
+    with pytest.raises(Refused, match="the API server has not listed its pod"):
+        plugin.create(asks_nothing)
+    # Only the API server lists a pod that is not static, and another class has no bubble.
+    assert cpu_of(plugin.create(replace(_from("file"), shares=2))).cpus == "0-7"
+    burstable = replace(_in("/kubepods/burstable/podweb-uid"), shares=2)
+    assert cpu_of(plugin.create(burstable)).cpus == "0-7"
