@@ -333,7 +333,7 @@ class Agent:
                 Change.LOAD: [sweep],
                 Change.ANSWERS: [sweep, nri.facts_changed],
                 # The pools were checked against a reading of the machine that may be old by now.
-                Change.POOLS: [machine, load, devices, mounts, sweep],
+                Change.POOLS: [machine, load, self._compactor.wake, devices, mounts, sweep],
                 Change.KUBELET: [self._cpusetter.kubelet_changed],
                 Change.RUNTIME: [learn],
                 Change.REFUSED: [machine],

@@ -244,7 +244,8 @@ class Compaction:
 
     Attributes:
         moves_per_hour: how many moves may begin on the node within an hour.
-        minimum_age_s: how long a container has had its CPUs before it gives them up.
+        minimum_age_s: how old a pod is, and how long ago the CPUs of its container have changed,
+            before the container moves.
     """
 
     moves_per_hour: int = USUAL_MOVES

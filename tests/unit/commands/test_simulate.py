@@ -420,7 +420,8 @@ def test_pods_that_come_at_one_time_may_all_move(
     assert cli.main(arguments) == 1
     assert cli.main([*arguments, "--compact"]) == 0
     shown = capsys.readouterr().out
-    assert "Move under" in shown or "Move at 0 s" in shown
+    assert "Move under pool at 0 s: ns/" in shown
+    assert "so that pod ns/late can have its CPUs" in shown
 
 
 def test_manifests_that_wait_for_cpus_do_not_fit(

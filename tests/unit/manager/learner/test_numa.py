@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cpupool.core.assignments import Cause
-from cpupool.core.cpu_manager import CPUManager, StaticOptions, TopologyPolicy
+from cpupool.core.cpu_manager import Compaction, CPUManager, StaticOptions, TopologyPolicy
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.devices import AllocatedDevices
 from cpupool.core.errors import DevicesUnnamed
 from cpupool.core.names import POLICY_CPUS
 from cpupool.core.pools import NodePools, Pool
-from cpupool.core.workloads import ContainerID, ContainerKind, PodUID
+from cpupool.core.workloads import ContainerID, ContainerKind, CPUMoves, PodUID
 from tests import builders
 from tests.unit.manager.learner.outside import Outside, here, learning
 
@@ -246,6 +246,30 @@ def test_the_checkpoint_has_the_devices_of_init_containers() -> None:
     manager, learner = node(Outside((pod,), live=live, saved=saved), RESTRICTED)
     learner.learn(here(pod.uid, "init-id"), 100.0)
     assert given(manager, pod) == "8-9"
+
+
+@pytest.mark.parametrize(
+    ("compaction", "word", "asked"),
+    [
+        (Compaction(), CPUMoves.ANY, True),
+        (Compaction(), CPUMoves.SAME_NUMA, False),
+        (None, CPUMoves.ANY, False),
+    ],
+)
+def test_the_devices_of_an_owner_are_asked_for_if_it_may_leave_its_nodes(
+    compaction: Compaction | None, word: CPUMoves, *, asked: bool
+) -> None:
+    owner = replace(web("web"), cpu_moves=word)
+    outside = Outside((owner,), live={("default", "web"): near(nic=on(1))})
+    dynamic = CPUManager("dynamic", CPUSet.of(0), compaction=compaction)
+    pools = NodePools.of(Pool.named("default", "0-15"), cpu_manager=dynamic)
+    manager, learner = learning(outside, pools=pools, machine=TWO_NODES)
+    manager.adopt(())
+    for at_s in (100.0, 101.0, 102.0):
+        learner.learn(running(owner), at_s)
+    assert given(manager, owner) == "1-2"
+    assert (manager.snapshot().facts.device_nodes.keys() == {owner.uid}) is asked
+    assert outside.asked.count("podresources") == asked
 
 
 def test_a_pod_that_has_ended_leaves_no_record_of_its_nodes() -> None:
