@@ -220,9 +220,8 @@ class OwnCPUsKeeper(StepLoop):
         These are due again soon: `narrow` may find that other CPUs stay or leave by now.
         """
         own_cpus = self._owners.own_cpus()
-        for ref in self._known - own_cpus.keys():
-            self._forget(ref)
-        self._known = set(own_cpus)
+        lost = {ref for ref in self._known - own_cpus.keys() if not self._forget(ref)}
+        self._known = own_cpus.keys() | lost
         self._repaired &= self._known
         now_s = self._now_s()
         if now_s >= self._look_due_s:
@@ -239,11 +238,21 @@ class OwnCPUsKeeper(StepLoop):
             notice.due_s = now_s + _RETRY_S
         return due
 
-    def _forget(self, ref: ContainerRef) -> None:
+    def _forget(self, ref: ContainerRef) -> bool:
+        """Forget a container; return whether it knows that it has no CPUs of its own, or is gone.
+
+        A plugin can let a container that runs share CPUs from now on.
+        """
         self._notices.pop(ref, None)
         self._right.pop(ref, None)
+        pod, before = self._owners.pod(ref.pod), self._folders.told(ref)
+        if pod and not pod.finished and before and before.cpus:
+            none, change = CPUSet(), ToldChange(Reason.PLUGIN, before.cpus)
+            if not self._tell(ref, Told(none, none, none, change), before):
+                return False
         self._told.discard(ref)
         self._failures.ends(str(ref))
+        return True
 
     def _keep(self, ref: ContainerRef, own: OwnCPUs, *, created: bool = False) -> bool:
         """Write what is new for a container; return whether its folder is right then."""

@@ -261,7 +261,7 @@ def _granted(facts: NodeFacts, grants: Grants, claim: _Claim) -> Grants:
     # The whole comes before its parts.
     for name, cpus in sorted(claim.parts.items(), key=lambda part: part[0] != WHOLE_POD):
         change = claim.changes.get(name)
-        leaving = change.leaving if change else CPUSet()
+        leaving = change.leaving - cpus if change else CPUSet()
         if _can_be(facts, grants, claim, name, cpus | leaving):
             grant = Grant(
                 PodOwner(claim.uid),
@@ -283,10 +283,22 @@ def _granted(facts: NodeFacts, grants: Grants, claim: _Claim) -> Grants:
 def _with_bubble(facts: NodeFacts, grants: Grants, claim: _Claim) -> Grants:
     owner, parts = PodOwner(claim.uid), claim.parts
     bubble = Grant(owner, POLICY_CPUS, Source.POLICY, parts, claim.sharing, whole_cores=False)
-    if not _can_be(facts, grants, claim, WHOLE_POD, bubble.cpus):
+    if not (_can_be(facts, grants, claim, WHOLE_POD, bubble.cpus) and _is_split(claim)):
         return grants
     added = grants.adding([replace(bubble, bubble=True)])
     return added if added.parts(claim.uid, POLICY_CPUS) == parts else grants
+
+
+def _is_split(claim: _Claim) -> bool:
+    """Return whether containers of a bubble that run at one time have different CPUs."""
+    if not all(claim.parts.values()):
+        return False
+    if claim.pod is None or claim.pod.qos is None:
+        # The kinds of its containers are not known.
+        return True
+    ending = {each.name for each in claim.pod.containers if each.kind is ContainerKind.INIT}
+    lasting = [cpus for name, cpus in claim.parts.items() if name not in ending]
+    return sum(map(len, lasting)) == len(CPUSet.union(lasting))
 
 
 def _can_be(facts: NodeFacts, grants: Grants, claim: _Claim, name: str, cpus: CPUSet) -> bool:

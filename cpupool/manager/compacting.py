@@ -17,7 +17,7 @@ from cpupool.core.cpu_manager import Misfit
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import NotEnoughCPUs, SMTAlignmentError, TopologyAffinityError
 from cpupool.core.workloads import ContainerRef, CPUMoves, oldest_first
-from cpupool.manager import choosing, resizing
+from cpupool.manager import aligning, choosing, resizing
 from cpupool.manager.choosing import CPUsAwaited
 from cpupool.policies.dynamic import compaction
 from cpupool.policies.dynamic.compaction import Arrangement, Movable
@@ -296,13 +296,17 @@ def _reach(layout: Layout, facts: NodeFacts, view: NodeView, ref: ContainerRef) 
     """Return the CPUs among which a container may move.
 
     The NUMA nodes of devices, of memory and of the resources of plugins are not left. If the
-    kubelet has not named them, they may be anywhere.
+    kubelet has not named them, they may be anywhere. Nor are the nodes left of a pod whose
+    containers lie on the same ones.
     """
-    cpus, moves = view.chosen[ref.pod].parts[ref.name], _pod(view, ref.pod).cpu_moves
+    grant, moves = view.chosen[ref.pod], _pod(view, ref.pod).cpu_moves
+    cpus = grant.parts[ref.name]
     if moves is CPUMoves.SAME_L3:
         return compaction.reach(layout, cpus, Level.UNCORE)
     if moves is CPUMoves.SAME_NUMA or _tied(facts, ref.pod):
         return compaction.reach(layout, cpus, Level.NODE)
+    if aligning.at_once(facts) and len(grant.parts) > 1:
+        return compaction.reach(layout, grant.assigned, Level.NODE)
     return layout.cpus
 
 

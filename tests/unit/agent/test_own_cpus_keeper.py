@@ -410,6 +410,29 @@ def test_who_else_changes_cpus_is_named(node: Node) -> None:
     assert node.told == ("2-4", "2-5", "offline -5")
 
 
+def test_a_container_learns_that_its_cpus_are_its_own_no_longer(
+    node: Node, full: list[bool]
+) -> None:
+    node.create("0-3")
+    del node.own[REF]
+    full[0] = True
+    assert node.look() == pytest.approx(2.0)
+    assert node.told[0] == "0-3"
+    full[0] = False
+    node.look(2.0)
+    assert (node.told, node.generations) == (("", "", "plugin -0-3"), 2)
+    node.look(100.0)
+    assert node.generations == 2
+
+
+def test_the_folder_of_a_pod_that_has_ended_stays_as_it_is(node: Node) -> None:
+    node.create("0-3")
+    node.listed = False
+    del node.own[REF]
+    node.look()
+    assert node.told == ("0-3", "0-3", "")
+
+
 def test_cpus_that_another_program_has_overwritten_get_a_generation(node: Node) -> None:
     node.create("0-3")
     for number in (2, 3):
@@ -598,11 +621,11 @@ def test_looks_at_many_threads_take_a_tenth_of_the_time(
 def test_a_container_that_ends_in_a_notice_is_forgotten(node: Node) -> None:
     node.create("0-7")
     node.resize("0-5")
-    own = node.own.pop(REF)
+    own, node.listed = node.own.pop(REF), False
     node.look(5.0)
     assert node.narrowed == []
     # A container of the same name begins with a whole delay.
-    node.own[REF] = own
+    node.own[REF], node.listed = own, True
     node.look()
     assert node.told[2] == "shrink -6-7 @1010"
 

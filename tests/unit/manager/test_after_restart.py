@@ -10,7 +10,7 @@ import pytest
 from cpupool.core.cgroups import FoundContainer
 from cpupool.core.cpu_manager import Scope
 from cpupool.core.cpuset import CPUSet
-from cpupool.core.grants import WHOLE_POD
+from cpupool.core.grants import WHOLE_POD, RecordedChange
 from cpupool.core.pools import MixedCPUs, NodePools, Pool
 from cpupool.core.workloads import ContainerKind, QoSClass
 from cpupool.manager.manager import Manager
@@ -284,7 +284,7 @@ def test_a_recorded_bubble_comes_back_as_it_was(owners: tuple[str, ...], pools: 
     assert node.snapshot().resolution.view.chosen["web-uid"].bubble
 
 
-@pytest.mark.parametrize("cpus", ["8", "99", ""])
+@pytest.mark.parametrize("cpus", ["8", "99", "", "5-7", "6,32-33"])
 def test_a_recorded_bubble_that_cannot_be_is_another_one(cpus: str) -> None:
     owner = builders.pod("owner", builders.container(exclusive_a=1))
     node, pod = Manager(), leveled("db")
@@ -295,6 +295,28 @@ def test_a_recorded_bubble_that_cannot_be_is_another_one(cpus: str) -> None:
     if not cpus:
         entries = {"web-uid": {}}
     node.adopt((), State("static", entries=entries, pods={"web-uid": CPUSet.parse("4-5")}))
+    assert has(node, pod) == {"init": "1-4", "db": "1-2", "logs": "3-4"}
+
+
+def test_a_container_leaves_no_recorded_cpu_that_it_keeps() -> None:
+    node, pod = Manager(), web("web")
+    node.reconfigure(POOLS, MACHINE.topology())
+    node.observe(pods=[pod])
+    change = RecordedChange(CPUSet.of(2), CPUSet.parse("2-4"))
+    entries = {"web-uid": {"web-main": CPUSet.parse("2-3")}}
+    there = on(pod, "2-4")
+    changes = {"web-uid": {"web-main": change}}
+    node.adopt((there,), State("static", entries=entries, changes=changes))
+    grant = node.snapshot().resolution.view.chosen["web-uid"]
+    assert str(grant.leaving["web-main"].cpus) == "4"
+
+
+def test_a_recorded_bubble_has_no_part_without_a_cpu() -> None:
+    node, pod = Manager(), leveled("db")
+    node.reconfigure(BUBBLES, MACHINE.topology())
+    node.observe(pods=[pod])
+    entries = {"web-uid": {"db": CPUSet(), WHOLE_POD: CPUSet.parse("4-7")}}
+    node.adopt((), State("static", entries=entries, pods={"web-uid": CPUSet.parse("4-7")}))
     assert has(node, pod) == {"init": "1-4", "db": "1-2", "logs": "3-4"}
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cpupool.core.cpu_manager import Compaction, Misfit, StaticOptions, TopologyHint
+from cpupool.core.cpu_manager import Compaction, Misfit, Scope, StaticOptions, TopologyHint
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.plugin_facts import RecordedAnswer
 from cpupool.core.workloads import ContainerRef, CPUMoves
@@ -292,6 +292,21 @@ def test_moves_after_a_release_leave_half_of_the_hour_to_pods_that_wait(
     assert node.begun == begun
     told = {message.partition(", so ")[2] for _, reason, message in node.heard.pods}
     assert {each.partition(";")[0] for each in told} == {"that the free CPUs lie closer together"}
+
+
+@pytest.mark.parametrize(("scope", "moves"), [(Scope.CONTAINER, 1), (Scope.POD, 0)])
+def test_a_container_does_not_leave_the_numa_nodes_of_a_pod_that_is_aligned_as_a_whole(
+    folder: Path, scope: Scope, moves: int
+) -> None:
+    node = waiting(folder, settings=replace(MOVING, topology_scope=scope))
+    move = the_move(node)
+    facts, resolution = node.manager.snapshot()
+    grant = resolution.view.chosen["d-uid"]
+    beside = replace(grant, parts={**grant.parts, "side": CPUSet.parse("11,27")})
+    view = replace(resolution.view, grants=resolution.grants.replacing(beside))
+    found = compacting.outlook(facts, view, BEGUN_S + AGE_S, released=False)
+    assert len(found.moves) == moves
+    assert (compacting.moved(facts, view, move, int(BEGUN_S + AGE_S)) is not None) is bool(moves)
 
 
 def test_no_move_is_planned_that_would_leave_others_no_cpu(folder: Path) -> None:
