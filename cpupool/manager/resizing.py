@@ -370,7 +370,8 @@ def own_cpus(
 def _crowded(runs: Mapping[ContainerRef, CPUSet]) -> CPUSet:
     """Return the CPUs that several pods have, without those of their pools.
 
-    A sweep that began before a resize may give the new CPUs to others once more.
+    The runtime may make a change after a resize that it was asked for before: then others get the
+    new CPUs once more.
     """
     of_pods: defaultdict[str, CPUSet] = defaultdict(CPUSet)
     for ref, cpus in runs.items():
