@@ -308,7 +308,8 @@ def test_a_loop_that_hangs_is_named_by_the_probe(
                 agent._signals.tell(change)
             agent._cluster.wake()
             agent._reporter.wake()
-            agent._enforcement.memory_keeper.wake()
+            for keeper in (agent._enforcement.memory_keeper, agent._enforcement.own_cpus_keeper):
+                keeper.wake()
             # No sweep wakes the pod failer of a node whose pods never fail.
             agent._cluster_writers[pod_failer.NAME].wake()
             lines = get(agent, "/healthz")[1].splitlines()
