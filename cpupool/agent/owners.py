@@ -57,14 +57,18 @@ class NodeOwners:
         Returns:
             The containers whose CPUs another program had written; None if nothing is new.
         """
-        if report.waiting_for or report.uncertain:
+        if report.waiting_for:
             return None
-        self._found = report.found
         now = self._manager.snapshot()
-        if not resizing.changes_cpus(now):
-            return None
         resolution, before = now.resolution, (self._runs, self._noted)
-        self._runs, self._noted = resizing.runs_on(resolution, report.found), resolution.grants
+        changes = resizing.changes_cpus(now)
+        if not report.uncertain:
+            self._found = report.found
+            if changes:
+                self._noted = resolution.grants
+                self._runs = resizing.runs_on(resolution, report.found)
+        if not changes:
+            return None
         foreign = {repair.path for repair in report.repairs if repair.foreign and not repair.error}
         written = (container for container in report.found if container.path in foreign)
         repaired = resizing.runs_on(resolution, written).keys()

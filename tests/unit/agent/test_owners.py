@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -113,6 +114,15 @@ def test_a_sweep_without_news_says_so(node: Node) -> None:
     assert [node.swept("0-7"), node.swept("0-7")] == [[], None]
     assert node.swept("2-3", right) == [REF]
     assert node.swept("2-3", Repair(right.pod, "own", "", right.wanted, "busy")) is None
+
+
+def test_an_uncertain_sweep_tells_whose_cpus_another_program_had_written(node: Node) -> None:
+    assert node.swept("2-3") == []
+    right = Repair(POD.cgroup_uid, "own", "0-7", CPUSet.parse("2-3"), foreign=True)
+    unsure = replace(node.report("4-5", right), uncertain=True)
+    assert list(node.owners.swept(unsure) or ()) == [REF]
+    assert node.owners.own_cpus()[REF].settled, "what the sweep has found does not count"
+    assert node.owners.swept(replace(unsure, repairs=())) is None
 
 
 def test_where_no_cpus_change_there_is_no_news(folder: Path) -> None:
