@@ -239,8 +239,8 @@ end of the sleep until the process runs. There are {waking_rounds} rounds, with 
 Real processes run in real cgroups, on at most {waking_cpus} CPUs of the machine.
 
 * A CPU of its own is free of other containers, and not of the machine's other programs. Where these
-  take much CPU time, they decide the late wake-ups under every policy. They get less of it while
-  the session has the nice value -20. [Figures](dev/figures.md) has the ranges of several runs.
+  take much CPU time, they decide the late wake-ups under every policy. [Figures](dev/figures.md)
+  has the ranges of several runs on a busy machine.
 * Under `none` all pods share these CPUs. Under `static` the waking pod has a CPU of its own. One
   CPU is reserved, and the agent runs there.
 * Under `dynamic` the waking pod is also resized in place meanwhile, to 2 CPUs and back to 1, again

@@ -161,14 +161,8 @@ def show(measure: Callable[[Callable[[str], None]], str]) -> None:
 
 
 def other_work() -> tuple[str, str]:
-    """Return a row about the other work of the machine, and how far it comes behind this."""
-    nice = str(os.getpriority(os.PRIO_PROCESS, 0))
-    # The nice value of a process counts inside its session only, and the session has its own
-    # (sched(7)).
-    with suppress(FileNotFoundError):
-        nice = (Path("/proc/self/autogroup").read_text().split() or [nice])[-1]
-    what = "load average of the machine before; nice value of this session"
-    return what, f"{os.getloadavg()[0]:.1f}; {nice}"
+    """Return a row about the other work of the machine."""
+    return "load average of the machine before", f"{os.getloadavg()[0]:.1f}"
 
 
 def online() -> CPUSet:
