@@ -404,6 +404,12 @@ def _resizes(known: _Known) -> Iterable[Row]:
     return runtime_checks.resizes(policy, writer, gates, version)
 
 
+def _kubelet_cpus(known: _Known) -> Iterable[Row]:
+    config = known.node.kubelet()
+    policy = config.known_cpu_manager if config else None
+    return node_checks.kubelet_cpus(known.node.kubelet_cpus(), known.topology.online, policy)
+
+
 def _device_plugins(known: _Known) -> Iterable[Row]:
     if known.node.bundle:
         yield Row("device plugins", Verdict.UNSEEN, *_NOT_IN_BUNDLE)
@@ -506,6 +512,7 @@ _CHECKS: Final[Mapping[str, Callable[[_Known], Iterable[Row]]]] = {
     topology_checks.CHECK: _node_topology,
     "cgroups": _cgroups,
     "kubelet": _kubelet,
+    node_checks.KUBELET_CPUS: _kubelet_cpus,
     "CPU manager": _cpu_manager,
     "agent away": _agent_away,
     "misfits": _misfits,

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from cpupool.manager.report import NodeStatus
 
 POLICIES: Final = "policies"
+KUBELET_CPUS: Final = "kubelet's CPUs"
 SILENT_S: Final = 120.0
 """The agent touches its status with every sweep, which is twice in so long at the least."""
 _ASK: Final = "run this in the agent's container, or give the address of its pod with --agent"
@@ -118,6 +119,32 @@ def cgroups(version: CgroupVersion, looked_for: Iterable[str], there: Collection
         remedy = "move to version 2; until then a kubelet from 1.35 on needs failCgroupV1: false"
         return Row("cgroups", Verdict.WARNING, fact, remedy)
     return Row("cgroups", Verdict.OK, fact)
+
+
+def kubelet_cpus(counted: int | None, online: CPUSet, configured: str | None) -> Iterator[Row]:
+    """Check that the kubelet counts the CPUs that are online: it counts them when it starts.
+
+    Source: KEP-3953 (node resource hot plug).
+
+    Args:
+        counted: the CPUs in the capacity of the Node object; None where that is not known.
+        online: the CPUs that are online.
+        configured: the policy of the kubelet's CPU manager; None where that cannot be seen.
+    """
+    if counted is None:
+        return
+    if counted == len(online):
+        fact = f"it counts the {counted} CPUs that are online"
+        yield Row(KUBELET_CPUS, Verdict.OK, fact)
+        return
+    effect = (
+        "pods get no place on the others"
+        if counted < len(online)
+        else "the scheduler can send more pods than the CPUs can run"
+    )
+    fact = f"the kubelet counts {counted} CPUs, and {len(online)} are online: {effect}"
+    restart = _RESTART if configured == STATIC else "restart the kubelet: pods run on meanwhile"
+    yield Row(KUBELET_CPUS, Verdict.WARNING, fact, restart)
 
 
 def cpu_manager(

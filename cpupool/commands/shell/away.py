@@ -21,6 +21,7 @@ from cpupool.commands.shell.services import add_kubeconfig, api_server
 from cpupool.config import pool_selection, poolconfig, settings
 from cpupool.config.poolconfig import Source
 from cpupool.config.settings import AgentSettings
+from cpupool.core import quantity
 from cpupool.core.assignments import Step
 from cpupool.core.cpu_manager import Scope
 from cpupool.core.cpuset import CPUSet
@@ -155,6 +156,17 @@ class Away:
         """
         info = Fields.of(self._node(node)).within("status").within("nodeInfo")
         return info.get("kubeletVersion", str)
+
+    def kubelet_cpus(self, node: str) -> int | None:
+        """Return how many CPUs a node's kubelet counts; None if it has not reported it.
+
+        Raises:
+            UsageError: there is no such node.
+            APIError: the API server does not answer, or refuses.
+            QuantityError: the number is none.
+        """
+        text = Fields.of(self._node(node)).within("status").within("capacity").get("cpu", str, "")
+        return int(quantity.parse(text)) if text else None
 
     def pool_files(self) -> dict[str, bytes]:
         """Return the texts of the pool files by name.

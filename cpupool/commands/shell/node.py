@@ -97,6 +97,14 @@ class ClusterNode:
         """
         return self.server.kubelet_version(self.name)
 
+    def kubelet_cpus(self) -> int | None:
+        """Ask how many CPUs its kubelet counts; None if the kubelet has not reported it.
+
+        Raises:
+            APIError: the API server does not answer, or refuses.
+        """
+        return self.server.kubelet_cpus(self.name)
+
     def pods(self) -> Sequence[Body]:
         """Ask for its pods.
 
@@ -184,6 +192,14 @@ class NodeSources:
             APIError: the API server does not answer, or refuses.
         """
         return None if self.cluster is None else self.cluster.kubelet_version()
+
+    def kubelet_cpus(self) -> int | None:
+        """Ask the API server how many CPUs the kubelet counts; None where none is named.
+
+        Raises:
+            APIError: the API server does not answer, or refuses.
+        """
+        return None if self.cluster is None else self.cluster.kubelet_cpus()
 
     def pods(self) -> Sequence[Body] | None:
         """Ask the API server for the node's pods; None where none is named.

@@ -69,8 +69,8 @@ def test_what_the_command_line_says_is_not_asked(
 
     doctor(cluster, node, "--node-name", "node-a", *options, "--node-labels", "kind=c")
 
-    # Only an API server knows the object of the node's topology.
-    assert cluster.server.verbs() == {("get", "apis"), ("list", "pods")}
+    # Only an API server knows the object of the node's topology, and the kubelet's number of CPUs.
+    assert cluster.server.verbs() == {("get", "apis"), ("get", "nodes"), ("list", "pods")}
 
 
 def test_a_kubelet_that_does_not_suit_is_named_as_its_source(
@@ -122,3 +122,55 @@ def test_the_version_of_the_kubelet_decides_whether_pods_are_resized_in_place(
     assert "the kubelet is v1.32.4, and resizes pods in place only from 1.33 on" in [
         row["fact"] for row in rows
     ]
+
+
+@pytest.mark.parametrize(
+    ("capacity", "policy", "row"),
+    [
+        ({"cpu": "32"}, "none", ("ok", "it counts the 32 CPUs that are online", "")),
+        (
+            {"cpu": "24"},
+            "none",
+            (
+                "warning",
+                "the kubelet counts 24 CPUs, and 32 are online: pods get no place on the others",
+                "restart the kubelet: pods run on meanwhile",
+            ),
+        ),
+        (
+            {"cpu": "48"},
+            "static",
+            (
+                "warning",
+                "the kubelet counts 48 CPUs, and 32 are online: the scheduler can send more pods"
+                " than the CPUs can run",
+                "drain the node, stop the kubelet, delete cpu_manager_state in its folder, start it",
+            ),
+        ),
+        ({}, "none", None),
+    ],
+)
+def test_a_kubelet_that_has_not_counted_the_cpus_that_are_online_is_named(
+    cluster: Login,
+    node: WrittenNode,
+    capacity: dict[str, str],
+    policy: str,
+    row: tuple[str, str, str] | None,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    cluster.server.proxied[CONFIGZ] = {"kubeletconfig": {"cpuManagerPolicy": policy}}
+    body = {
+        "metadata": {"name": "node-a", "uid": "node-a-uid", "labels": {"kind": "b"}},
+        "status": {"capacity": capacity},
+    }
+    cluster.server.keep("/api/v1/nodes/node-a", body)
+
+    doctor(cluster, node, "--node-name", "node-a")
+
+    rows = json.loads(capsys.readouterr().out)["checks"]
+    found = [
+        (each["verdict"], each["fact"], each["remedy"])
+        for each in rows
+        if each["check"] == "kubelet's CPUs"
+    ]
+    assert found == ([] if row is None else [row])
