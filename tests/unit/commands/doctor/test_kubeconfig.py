@@ -142,8 +142,10 @@ def test_the_version_of_the_kubelet_decides_whether_pods_are_resized_in_place(
             "static",
             (
                 "warning",
-                "the kubelet counts 48 CPUs, and 32 are online: the scheduler can send more pods"
-                " than the CPUs can run",
+                (
+                    "the kubelet counts 48 CPUs, and 32 are online: the scheduler can send more pods"
+                    " than the CPUs can run"
+                ),
                 "drain the node, stop the kubelet, delete cpu_manager_state in its folder, start it",
             ),
         ),
