@@ -124,32 +124,24 @@ def test_the_version_of_the_kubelet_decides_whether_pods_are_resized_in_place(
     ]
 
 
+FEWER = (
+    "the kubelet counts 24 CPUs, and 32 are online: pods get no place on the others",
+    "restart the kubelet: pods run on meanwhile",
+)
+MORE = (
+    "the kubelet counts 48 CPUs, and 32 are online: the scheduler can send more pods than the CPUs"
+    " can run",
+    "drain the node, stop the kubelet, delete cpu_manager_state in its folder, start it",
+)
+
+
 @pytest.mark.parametrize(
-    ("capacity", "policy", "row"),
+    ("capacity", "policy", "rows"),
     [
-        ({"cpu": "32"}, "none", ("ok", "it counts the 32 CPUs that are online", "")),
-        (
-            {"cpu": "24"},
-            "none",
-            (
-                "warning",
-                "the kubelet counts 24 CPUs, and 32 are online: pods get no place on the others",
-                "restart the kubelet: pods run on meanwhile",
-            ),
-        ),
-        (
-            {"cpu": "48"},
-            "static",
-            (
-                "warning",
-                (
-                    "the kubelet counts 48 CPUs, and 32 are online: the scheduler can send more pods"
-                    " than the CPUs can run"
-                ),
-                "drain the node, stop the kubelet, delete cpu_manager_state in its folder, start it",
-            ),
-        ),
-        ({}, "none", None),
+        ({"cpu": "32"}, "none", [("ok", "it counts the 32 CPUs that are online", "")]),
+        ({"cpu": "24"}, "none", [("warning", *FEWER)]),
+        ({"cpu": "48"}, "static", [("warning", *MORE)]),
+        ({}, "none", []),
     ],
 )
 def test_a_kubelet_that_has_not_counted_the_cpus_that_are_online_is_named(
@@ -157,7 +149,8 @@ def test_a_kubelet_that_has_not_counted_the_cpus_that_are_online_is_named(
     node: WrittenNode,
     capacity: dict[str, str],
     policy: str,
-    row: tuple[str, str, str] | None,
+    *,
+    rows: list[tuple[str, str, str]],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     cluster.server.proxied[CONFIGZ] = {"kubeletconfig": {"cpuManagerPolicy": policy}}
@@ -169,10 +162,8 @@ def test_a_kubelet_that_has_not_counted_the_cpus_that_are_online_is_named(
 
     doctor(cluster, node, "--node-name", "node-a")
 
-    rows = json.loads(capsys.readouterr().out)["checks"]
-    found = [
+    assert rows == [
         (each["verdict"], each["fact"], each["remedy"])
-        for each in rows
+        for each in json.loads(capsys.readouterr().out)["checks"]
         if each["check"] == "kubelet's CPUs"
     ]
-    assert found == ([] if row is None else [row])
