@@ -140,7 +140,7 @@ def kubelet_cpus(counted: int | None, online: CPUSet, configured: str | None) ->
     effect = (
         "pods get no place on the others"
         if counted < len(online)
-        else "the scheduler can send more pods than the CPUs can run"
+        else "pods are sent that these cannot run"
     )
     fact = f"the kubelet counts {counted} CPUs, and {len(online)} are online: {effect}"
     restart = _RESTART if configured == STATIC else "restart the kubelet: pods run on meanwhile"

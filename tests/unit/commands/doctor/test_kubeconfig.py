@@ -129,8 +129,7 @@ FEWER = (
     "restart the kubelet: pods run on meanwhile",
 )
 MORE = (
-    "the kubelet counts 48 CPUs, and 32 are online: the scheduler can send more pods than the CPUs"
-    " can run",
+    "the kubelet counts 48 CPUs, and 32 are online: pods are sent that these cannot run",
     "drain the node, stop the kubelet, delete cpu_manager_state in its folder, start it",
 )
 
