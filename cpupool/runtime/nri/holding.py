@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
-from cpupool.core.cpu_manager import CPU_MANAGER, ON_MISFIT, Scope
+from cpupool.core.cpu_manager import CPU_MANAGER, ON_MISFIT
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import HostError
 from cpupool.core.names import ENABLE_SHARED_CPUS
@@ -200,12 +200,11 @@ def _unknown(container: NRIContainer, pod: Pod | None, now: Snapshot) -> str:
         return ""
     listed = pod is not None and pod.qos is not None
     spec = [found for found in pod.containers if found.name == known.name] if pod else []
-    # Each container of a pod with a bubble runs there, whatever it requests itself.
-    bubbles = manager.pod_level and manager.topology_scope is Scope.POD
     asks = (
         manager.eligible.cpus(container)
         or container.orchestrated
-        or (bubbles and container.guaranteed)
+        # Each container of a pod with a bubble runs there, whatever it requests itself.
+        or (manager.bubbles and container.guaranteed)
     )
     if not (asks or any(map(manager.eligible.cpus, spec))):
         return ""
