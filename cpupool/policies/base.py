@@ -280,14 +280,14 @@ class CPUManagerPolicy(ABC):
         if chosen and chosen.bubble and container.kind is ContainerKind.EPHEMERAL:
             # A debugger works also while the pod uses up its bubble, as KEP-5526 says.
             own = CPUSet()
-        ref = ContainerRef(to_place.pod.cgroup_uid, to_place.container.name)
+        ref = ContainerRef(to_place.pod.cgroup_uid, container.name)
         if lost := view.claimed.get(ref, CPUSet()) - own:
             holders = view.others_with(lost, to_place.pod)
             owner = f"pod {holders}" if holders else "another pod"
             why = f"its plugin gives it CPUs {lost} exclusively, but {owner} owns them"
             return view.confined(Cause.ANSWER, why)
         if chosen and own and (online := own & view.topology.online):
-            pooled = pool_cpus(view, to_place.container)
+            pooled = pool_cpus(view, container)
             plugged = chosen.source is Source.PLUGIN
             requests = {} if plugged else self.requests(to_place.pod)
             return CPUAssignment(
@@ -302,7 +302,7 @@ class CPUManagerPolicy(ABC):
         if own:
             return view.confined(Cause.OFFLINE, f"its {withheld.why(own, view.topology.withheld)}")
         refusal = view.refused.get(to_place.pod.cgroup_uid)
-        if refusal and self.requests(to_place.pod).keys() & {to_place.container.name, WHOLE_POD}:
+        if refusal and self.requests(to_place.pod).keys() & {container.name, WHOLE_POD}:
             return view.confined(Cause.MISFIT, refusal.error.as_kubelet)
         return self.shared(view, to_place.pod)
 

@@ -214,6 +214,8 @@ class SimulatedCPUManager:
 
     def compact(self, at_s: float) -> Iterator[Served]:
         """Begin the moves that are worth their cost; yield the pods that have other CPUs."""
+        if self._facts.pools.cpu_manager.compaction is None:
+            return
         while begun := self._moved(at_s):
             before = self._choices
             self._choices = replace(before, grants=begun)

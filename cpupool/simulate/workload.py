@@ -10,8 +10,8 @@ line says `"qos": "Burstable"`; then a container can have a `"limit"` beside its
 beside `"containers"` is the pod's own request, which replaces theirs, and `"overhead"` the cpu of
 its sandbox. `"labels"` and `"annotations"` are Koordinator's, as
 `{"koordinator.sh/qosClass": "LSR"}`, and cpupool's without a domain, as `{"cpu-moves": "any"}`.
-Containers of a pod have other native requests from a resize
-in place on, and the pod goes, with:
+
+Containers of a pod have other native requests from a resize in place on, and the pod goes, with:
 
     {"at_s": 4, "pod": "ns/web", "resize": {"c": 4}}
     {"at_s": 9.5, "pod": "ns/web", "ends": true}
