@@ -173,13 +173,12 @@ class SimulatedCPUManager:
         if refused:
             yield from self._decide(self._choices)
 
-    def resize(self, pod: Pod, container: str, count: int, at_s: float) -> Resized:
+    def resize(self, pod: Pod, container: str, at_s: float) -> Resized:
         """Give a container of a running pod the CPUs that it requests now, if the policy does.
 
         Args:
             pod: the pod with its new requests.
             container: the container.
-            count: how many CPUs it requests; 0 for no whole number.
             at_s: the time.
         """
         before, earlier = self._choices, self._pods.get(pod.uid)
@@ -187,6 +186,7 @@ class SimulatedCPUManager:
         self._pods[pod.uid] = _started(pod, at_s if started_s is None else started_s)
         ref = ContainerRef(pod.uid, container)
         has = before.grants.part(pod.uid, POLICY_CPUS, container)
+        count = self.requests(pod).get(container, 0)
         if has and len(has) != count:
             if not self._facts.policy.kind.resizes:
                 return Resized(ignored=True)
