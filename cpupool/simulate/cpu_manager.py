@@ -25,7 +25,6 @@ from cpupool.manager.compacting import Planner
 from cpupool.manager.facts import NodeFacts
 from cpupool.manager.guard import made
 from cpupool.manager.report import InBubble
-from cpupool.policies import cpu_limit
 from cpupool.policies.built_in import assignable
 from cpupool.simulate.pool import Room
 
@@ -283,9 +282,7 @@ def _places(grant: Grant, pod: Pod) -> Mapping[str, InBubble]:
     """Return the place of each container in the bubble of its pod, if it has one."""
     if not grant.bubble:
         return {}
-    return {
-        each.name: InBubble(grant.cpus, cpu_limit.owns_part(grant, each)) for each in pod.containers
-    }
+    return {each.name: InBubble(grant.cpus, grant.owns_part(each)) for each in pod.containers}
 
 
 def _reasons(grant: Grant, container: str) -> tuple[Step, ...]:
