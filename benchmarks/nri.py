@@ -91,7 +91,13 @@ def _serve(socket: Path, pods: int) -> None:
         NodePools.of(Pool.named("exclusive_a", "2,4"), Pool.named("default", "0")), machine
     )
     manager.observe(pods=map(_pod, range(pods)))
-    plugin = plugin_on(manager, NRIRuntime(socket, manager.names, look=lambda: None))
+    runtime = NRIRuntime(
+        socket,
+        manager.names,
+        look=lambda: None,
+        allows=lambda key, cpus: manager.snapshot().allows(key, cpus),
+    )
+    plugin = plugin_on(manager, runtime)
     # As the agent does.
     gc.freeze()
     stop = threading.Event()

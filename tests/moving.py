@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from cpupool.core.devices import DeviceNodes, NodesOfDevices
     from cpupool.core.topology import CPUTopology
     from cpupool.core.workloads import Pod
+    from cpupool.host.own_folders import Told
 
 BEGUN_S: Final = 1_795_000_000.0
 AGE_S: Final = 600
@@ -81,10 +82,7 @@ class Node:
     def start(self, recorded: State) -> None:
         """Start an agent, which finds a record."""
         self.manager = Manager()
-        pools = NodePools.of(
-            Pool.named("default", str(self.topology.online)), cpu_manager=self.settings
-        )
-        self.manager.reconfigure(pools, self.topology)
+        self.reconfigure(self.settings)
         self._observe()
         self.manager.adopt(self.found(), recorded)
         telemetry = builders.telemetry(events=self.heard, metrics=self.metrics)
@@ -96,14 +94,26 @@ class Node:
             unix_s=self.unix_s,
             now_s=lambda: self.now_s,
         )
+        self.folders = OwnFolders(HostRoot.under(self.folder), self.heard, wall_s=self.unix_s)
         self.keeper = OwnCPUsKeeper(
             self,
-            OwnFolders(HostRoot.under(self.folder), self.heard, wall_s=self.unix_s),
+            self.folders,
             telemetry=telemetry,
             announced=lambda: None,
             now_s=lambda: self.now_s,
             wall_s=self.unix_s,
         )
+
+    def reconfigure(self, settings: CPUManager) -> None:
+        """Edit the pool file."""
+        default = Pool.named("default", str(self.topology.online))
+        self.manager.reconfigure(NodePools.of(default, cpu_manager=settings), self.topology)
+
+    def told(self, name: str) -> Told:
+        """Return what a container reads in its folder."""
+        told = self.folders.told(ContainerRef(f"{name}-uid", name))
+        assert told is not None
+        return told
 
     def kill(self) -> None:
         """Kill the agent, and start another, which reads the record from its file."""

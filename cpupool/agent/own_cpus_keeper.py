@@ -121,7 +121,8 @@ class OwnCPUsKeeper(StepLoop):
         # Guards the folders and all below: a container may be created during a step.
         self._lock = threading.Lock()
         self._notices: dict[ContainerRef, _Notice] = {}
-        self._known: set[ContainerRef] = set()
+        # The containers of the last look, with the cause of their changes.
+        self._known: dict[ContainerRef, Reason | None] = {}
         # Containers that have had a folder since this role began.
         self._told: set[ContainerRef] = set()
         # Containers whose folders were right at the last look, with the CPUs that were told.
@@ -141,7 +142,7 @@ class OwnCPUsKeeper(StepLoop):
         if own is None:
             return None
         with self._lock:
-            self._known.add(ref)
+            self._known[ref] = own.cause
             self._gone_since.pop(ref.pod, None)
             # A new process pins its threads anyway.
             self._repaired.discard(ref)
@@ -220,9 +221,10 @@ class OwnCPUsKeeper(StepLoop):
         These are due again soon: `narrow` may find that other CPUs stay or leave by now.
         """
         own_cpus = self._owners.own_cpus()
-        lost = {ref for ref in self._known - own_cpus.keys() if not self._forget(ref)}
-        self._known = own_cpus.keys() | lost
-        self._repaired &= self._known
+        lost = {ref: cause for ref, cause in self._known.items() if ref not in own_cpus}
+        kept = {ref: cause for ref, cause in lost.items() if not self._forget(ref, cause)}
+        self._known = {ref: own.cause for ref, own in own_cpus.items()} | kept
+        self._repaired &= self._known.keys()
         now_s = self._now_s()
         if now_s >= self._look_due_s:
             # Without an event, too: another program may have changed the folders.
@@ -238,15 +240,17 @@ class OwnCPUsKeeper(StepLoop):
             notice.due_s = now_s + _RETRY_S
         return due
 
-    def _forget(self, ref: ContainerRef) -> bool:
-        """Forget a container; return whether it knows that it has no CPUs of its own, or is gone.
+    def _forget(self, ref: ContainerRef, cause: Reason | None) -> bool:
+        """Forget a container whose own CPUs cannot change any more; return whether it knows this.
 
-        A plugin can let a container that runs share CPUs from now on.
+        A plugin can let a container that runs share CPUs from now on. By a policy an owner keeps
+        its CPUs until its pod ends, also after an edit of the pool file.
         """
         self._notices.pop(ref, None)
         self._right.pop(ref, None)
         pod, before = self._owners.pod(ref.pod), self._folders.told(ref)
-        if pod and not pod.finished and before and before.cpus:
+        plugged = cause is Reason.PLUGIN and pod is not None and not pod.finished
+        if plugged and before and before.cpus:
             none, change = CPUSet(), ToldChange(Reason.PLUGIN, before.cpus)
             if not self._tell(ref, Told(none, none, none, change), before):
                 return False

@@ -66,6 +66,7 @@ if TYPE_CHECKING:
 
     from cpupool.commands.shell.node import NodeSources
     from cpupool.commands.shell.options import Commands
+    from cpupool.config.kubelet_settings import KubeletConfig
     from cpupool.config.pool_file import PoolFile
     from cpupool.core.errors import Problem
     from cpupool.core.pools import NodePools
@@ -323,11 +324,8 @@ def _cpu_manager(known: _Known) -> Iterable[Row]:
     # In a container it is out of sight; then the kubelet's answer has to do.
     with suppress(OSError):
         state = known.node.root.cpu_manager_state.read_bytes()
-    configured: str | None = None
-    # Another check reports what is wrong with the configuration.
-    with suppress(CPUPoolError):
-        if (config := known.node.kubelet()) is not None:
-            configured = config.known_cpu_manager
+    config = _kubelet_config(known)
+    configured = config.known_cpu_manager if config else None
     allocatable: CPUSet | None = None
     if known.node.bundle is None:
         # Another check reports that it does not answer.
@@ -380,12 +378,17 @@ def _misfits(known: _Known) -> Iterable[Row]:
         yield runtime_checks.misfits(known.pools.cpu_manager.on_misfit, writer)
 
 
-def _feature_gates(known: _Known) -> Mapping[str, bool]:
-    # Another check reports what is wrong with the configuration.
+def _kubelet_config(known: _Known) -> KubeletConfig | None:
+    """Return the kubelet's configuration; None if it is not known, or damaged."""
+    # The row `kubelet` says what is wrong with it.
     with suppress(CPUPoolError):
-        if (config := known.node.kubelet()) is not None:
-            return config.feature_gates
-    return {}
+        return known.node.kubelet()
+    return None
+
+
+def _feature_gates(known: _Known) -> Mapping[str, bool]:
+    config = _kubelet_config(known)
+    return config.feature_gates if config else {}
 
 
 def _bubbles(known: _Known) -> Iterable[Row]:
@@ -405,7 +408,7 @@ def _resizes(known: _Known) -> Iterable[Row]:
 
 
 def _kubelet_cpus(known: _Known) -> Iterable[Row]:
-    config = known.node.kubelet()
+    config = _kubelet_config(known)
     policy = config.known_cpu_manager if config else None
     return node_checks.kubelet_cpus(known.node.kubelet_cpus(), known.topology.online, policy)
 

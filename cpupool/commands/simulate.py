@@ -262,6 +262,8 @@ def _tell_why_none_moves(
     of_pools = set(simulation.POLICIES) - set(CHOOSING) - {simulation.KUBELET_PACKED}
     if DYNAMIC not in {manager.policy if name in of_pools else name for name in policies}:
         out.write(f"No policy here moves containers: add --policy {DYNAMIC}.\n")
+    elif spreading := manager.options.spreading:
+        out.write(f"The option {spreading} lets no container move: turn it off.\n")
     elif all(event.pod.cpu_moves is CPUMoves.NEVER for event in events):
         out.write(f"No pod here may move: give pods the annotation {MOVES}, or {_ANY_MOVES}.\n")
 

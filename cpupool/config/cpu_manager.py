@@ -52,7 +52,6 @@ from cpupool.core.cpu_manager import (
     Suppression,
     SystemPods,
     TopologyPolicy,
-    notice_seconds,
 )
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import CPUSetParseError, Problem, QuantityError, Severity
@@ -146,7 +145,7 @@ def read(
         reader.choice(table.get(ON_MISFIT), _MISFITS, Misfit.HOLD),
         suppression=_suppression(reader, table.get(SUPPRESSION)),
         topology_scope=reader.choice(table.get(TOPOLOGY_SCOPE), _SCOPES, Scope.CONTAINER),
-        max_notice_s=_max_notice(reader, table.get(MAX_NOTICE)),
+        max_notice_s=_whole(reader, table.get(MAX_NOTICE), MOST_NOTICE_S, USUAL_NOTICE_S),
         eligible=reader.choice(table.get(ELIGIBLE), _ELIGIBLE, Eligible.POD),
         system_pods=_system_pods(reader, table.get(SYSTEM_PODS)),
         pod_level=_switch(reader, table.get(POD_LEVEL)),
@@ -369,18 +368,6 @@ def _whole(reader: Reader, value: Value, most: int, usual: int) -> int:
         reader.refuse(value, what, f"write one, as {usual}")
         return usual
     return number
-
-
-def _max_notice(reader: Reader, value: Value) -> int:
-    text = reader.text(value)
-    if text is None or not text.text:
-        return USUAL_NOTICE_S
-    seconds = notice_seconds(text.text)
-    if seconds is None:
-        what = f"{text.text[:63]!r} is not a whole number of seconds from 0 to {MOST_NOTICE_S}"
-        reader.refuse(value, what, f"write one, as {USUAL_NOTICE_S}")
-        return USUAL_NOTICE_S
-    return seconds
 
 
 def _switch(reader: Reader, value: Value) -> bool:

@@ -306,6 +306,11 @@ class CPUManager:
         return self.policy != NONE
 
     @property
+    def bubbles(self) -> bool:
+        """Whether a pod with resources of its own owns CPUs as a whole."""
+        return self.pod_level and self.topology_scope is Scope.POD
+
+    @property
     def named(self) -> str:
         """The policy and its options, as text."""
         return ", ".join((self.policy, *self.options.written()))

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 from cpupool.core.cpu_manager import COMPACTION
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import CPUPoolError
+from cpupool.core.workloads import ContainerKind
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from cpupool.core.assignments import Step
     from cpupool.core.requests import Resource
     from cpupool.core.topology import CPUTopology
+    from cpupool.core.workloads import Container
 
 
 RESIZE: Final = "resize"
@@ -233,6 +235,23 @@ class Grant:
     def rest(self) -> CPUSet:
         """The CPUs that the containers without a part of their own share."""
         return self.parts.get(WHOLE_POD, _NONE)
+
+    def serves(self, container: Container) -> bool:
+        """Return whether a container of the pod runs on these CPUs.
+
+        A debugger does not run in a bubble: it works also while the pod uses up its bubble, as
+        KEP-5526 says.
+        """
+        return not (self.bubble and container.kind is ContainerKind.EPHEMERAL)
+
+    def owns_part(self, container: Container) -> bool:
+        """Return whether a container has a part of a bubble to itself.
+
+        The part of an init container that shares has CPUs which others own later.
+        """
+        ends = container.kind is ContainerKind.INIT
+        own = container.name in self.parts and not (ends and not container.level_cpus)
+        return self.bubble and own
 
     @property
     def changes(self) -> Mapping[str, RecordedChange]:

@@ -282,10 +282,12 @@ def _granted(facts: NodeFacts, grants: Grants, claim: _Claim) -> Grants:
 
 def _with_bubble(facts: NodeFacts, grants: Grants, claim: _Claim) -> Grants:
     owner, parts = PodOwner(claim.uid), claim.parts
-    bubble = Grant(owner, POLICY_CPUS, Source.POLICY, parts, claim.sharing, whole_cores=False)
+    bubble = Grant(
+        owner, POLICY_CPUS, Source.POLICY, parts, claim.sharing, whole_cores=False, bubble=True
+    )
     if not (_can_be(facts, grants, claim, WHOLE_POD, bubble.cpus) and _is_split(claim)):
         return grants
-    added = grants.adding([replace(bubble, bubble=True)])
+    added = grants.adding([bubble])
     return added if added.parts(claim.uid, POLICY_CPUS) == parts else grants
 
 

@@ -213,7 +213,8 @@ def _lasts(since_s: float, for_s: float, unix_s: float) -> bool:
     Where the clock was wrong, it may have begun in the future. A time that lies further ahead than
     it lasts is over, so a wrong clock stops no move for longer than twice the time.
     """
-    return abs(unix_s - since_s) < for_s
+    # The sum is the time at which the agent looks again, and a difference can be rounded down.
+    return since_s - for_s < unix_s < since_s + for_s
 
 
 def _layout(facts: NodeFacts) -> Layout | None:

@@ -14,10 +14,9 @@ from cpupool.core.devices import AllocatedDevices
 from cpupool.core.names import POLICY_CPUS
 from cpupool.core.plugin_facts import RecordedAnswer
 from cpupool.core.requests import CPURequest
-from cpupool.core.workloads import ContainerID, ContainerKind, ContainerRef
+from cpupool.core.workloads import ContainerID, ContainerRef
 from cpupool.manager import by_plugins, ownership, planning, served_requests
 from cpupool.manager.usage import usage
-from cpupool.policies import cpu_limit
 from cpupool.policies.base import Choice
 from cpupool.policies.view import OF_POLICY, NodeView, Size
 
@@ -443,11 +442,10 @@ def _container(
 
 
 def _bubble(resolution: Resolution, placed: PlacedContainer) -> InBubble | None:
-    container = placed.container
     grant = resolution.view.chosen.get(placed.pod.cgroup_uid)
-    if grant is None or not grant.bubble or container.kind is ContainerKind.EPHEMERAL:
+    if grant is None or not (grant.bubble and grant.serves(placed.container)):
         return None
-    return InBubble(grant.cpus, cpu_limit.owns_part(grant, container))
+    return InBubble(grant.cpus, grant.owns_part(placed.container))
 
 
 def _changes(
@@ -501,9 +499,7 @@ def _own(resolution: Resolution, placed: PlacedContainer) -> PoolShare | None:
     pod, name = placed.pod, placed.container.name
     grant = resolution.view.chosen.get(pod.cgroup_uid)
     parts, reasons = (grant.parts, grant.reason(name)) if grant else ({}, ())
-    given = grant.part(name) if grant else CPUSet()
-    if grant and grant.bubble and placed.container.kind is ContainerKind.EPHEMERAL:
-        given = CPUSet()
+    given = grant.part(name) if grant and grant.serves(placed.container) else CPUSet()
     if not given and placed.assignment.cause is not Cause.MISFIT:
         return None
     at_once = {name, *planning.beside(pod.containers, name)}

@@ -23,7 +23,7 @@ from cpupool.core.names import ENABLE_SHARED_CPUS, POLICY_CPUS
 from cpupool.core.orchestration import NodeRules
 from cpupool.core.pools import NodePools
 from cpupool.core.requests import NO_REQUEST
-from cpupool.core.workloads import ContainerKind, ContainerRef, QoSClass
+from cpupool.core.workloads import ContainerRef, QoSClass
 from cpupool.policies import cpu_limit
 from cpupool.policies.view import DEFAULT
 
@@ -276,18 +276,17 @@ class CPUManagerPolicy(ABC):
         view has this pod alone; a container that is confined is placed again with all pods in view.
         """
         chosen, container = view.chosen.get(to_place.pod.cgroup_uid), to_place.container
-        own = chosen.in_force(container.name) if chosen else CPUSet()
-        if chosen and chosen.bubble and container.kind is ContainerKind.EPHEMERAL:
-            # A debugger works also while the pod uses up its bubble, as KEP-5526 says.
-            own = CPUSet()
-        ref = ContainerRef(to_place.pod.cgroup_uid, to_place.container.name)
+        own = CPUSet()
+        if chosen and chosen.serves(container):
+            own = chosen.in_force(container.name)
+        ref = ContainerRef(to_place.pod.cgroup_uid, container.name)
         if lost := view.claimed.get(ref, CPUSet()) - own:
             holders = view.others_with(lost, to_place.pod)
             owner = f"pod {holders}" if holders else "another pod"
             why = f"its plugin gives it CPUs {lost} exclusively, but {owner} owns them"
             return view.confined(Cause.ANSWER, why)
         if chosen and own and (online := own & view.topology.online):
-            pooled = pool_cpus(view, to_place.container)
+            pooled = pool_cpus(view, container)
             plugged = chosen.source is Source.PLUGIN
             requests = {} if plugged else self.requests(to_place.pod)
             return CPUAssignment(
@@ -302,7 +301,7 @@ class CPUManagerPolicy(ABC):
         if own:
             return view.confined(Cause.OFFLINE, f"its {withheld.why(own, view.topology.withheld)}")
         refusal = view.refused.get(to_place.pod.cgroup_uid)
-        if refusal and self.requests(to_place.pod).keys() & {to_place.container.name, WHOLE_POD}:
+        if refusal and self.requests(to_place.pod).keys() & {container.name, WHOLE_POD}:
             return view.confined(Cause.MISFIT, refusal.error.as_kubelet)
         return self.shared(view, to_place.pod)
 
@@ -354,7 +353,7 @@ def other_request(
     if pod.qos is None:
         return "", part
     if grant.bubble:
-        owned = part if cpu_limit.owns_part(grant, container) else CPUSet()
+        owned = part if grant.owns_part(container) else CPUSet()
         if pod.level_cpus == len(grant.assigned):
             return _other("it", container.level_cpus, len(owned)), part
         return _other("its pod", pod.level_cpus, len(grant.assigned)), grant.assigned

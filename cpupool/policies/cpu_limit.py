@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from cpupool.core.bandwidth import Limit
 from cpupool.core.names import KUBELET_CPUS
 from cpupool.core.pools import MILLI_PER_CPU
-from cpupool.core.workloads import ContainerKind
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -57,15 +56,6 @@ def of_policy(grant: Grant, container: Container, requested: Collection[str]) ->
         container: the container.
         requested: the containers of its pod for which the policy chooses CPUs.
     """
-    shares = grant.bubble and not owns_part(grant, container)
+    shares = grant.bubble and not grant.owns_part(container)
     unasked = container.name in requested and not container.ownable_cpus
     return None if shares or unasked else Limit(None)
-
-
-def owns_part(grant: Grant, container: Container) -> bool:
-    """Return whether a container has a part of a bubble to itself.
-
-    The part of an init container that shares has CPUs which others own later.
-    """
-    ends = container.kind is ContainerKind.INIT
-    return container.name in grant.parts and not (ends and not container.level_cpus)

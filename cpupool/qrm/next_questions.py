@@ -61,7 +61,7 @@ def plan(
     plugins: Mapping[str, PluginOptions],
     *,
     heard: Mapping[ContainerRef, Mapping[str, HintsAnswer]],
-    unlisted: Collection[str] = (),
+    unlisted: Collection[str],
 ) -> Plan:
     """Return what to ask for a container now.
 

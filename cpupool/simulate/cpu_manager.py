@@ -25,7 +25,6 @@ from cpupool.manager.compacting import Planner
 from cpupool.manager.facts import NodeFacts
 from cpupool.manager.guard import made
 from cpupool.manager.report import InBubble
-from cpupool.policies import cpu_limit
 from cpupool.policies.built_in import assignable
 from cpupool.simulate.pool import Room
 
@@ -173,13 +172,12 @@ class SimulatedCPUManager:
         if refused:
             yield from self._decide(self._choices)
 
-    def resize(self, pod: Pod, container: str, count: int, at_s: float) -> Resized:
+    def resize(self, pod: Pod, container: str, at_s: float) -> Resized:
         """Give a container of a running pod the CPUs that it requests now, if the policy does.
 
         Args:
             pod: the pod with its new requests.
             container: the container.
-            count: how many CPUs it requests; 0 for no whole number.
             at_s: the time.
         """
         before, earlier = self._choices, self._pods.get(pod.uid)
@@ -187,6 +185,7 @@ class SimulatedCPUManager:
         self._pods[pod.uid] = _started(pod, at_s if started_s is None else started_s)
         ref = ContainerRef(pod.uid, container)
         has = before.grants.part(pod.uid, POLICY_CPUS, container)
+        count = self.requests(pod).get(container, 0)
         if has and len(has) != count:
             if not self._facts.policy.kind.resizes:
                 return Resized(ignored=True)
@@ -214,6 +213,8 @@ class SimulatedCPUManager:
 
     def compact(self, at_s: float) -> Iterator[Served]:
         """Begin the moves that are worth their cost; yield the pods that have other CPUs."""
+        if self._facts.pools.cpu_manager.compaction is None:
+            return
         while begun := self._moved(at_s):
             before = self._choices
             self._choices = replace(before, grants=begun)
@@ -281,9 +282,7 @@ def _places(grant: Grant, pod: Pod) -> Mapping[str, InBubble]:
     """Return the place of each container in the bubble of its pod, if it has one."""
     if not grant.bubble:
         return {}
-    return {
-        each.name: InBubble(grant.cpus, cpu_limit.owns_part(grant, each)) for each in pod.containers
-    }
+    return {each.name: InBubble(grant.cpus, grant.owns_part(each)) for each in pod.containers}
 
 
 def _reasons(grant: Grant, container: str) -> tuple[Step, ...]:

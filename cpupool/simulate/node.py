@@ -229,7 +229,7 @@ class SimulatedNode:
             for resource in resources
             if resource.name.kind.exclusive
         }
-        chooses, self._eligible = node_pools.cpu_manager.chooses, node_pools.cpu_manager.eligible
+        chooses = node_pools.cpu_manager.chooses
         self._cpu_manager = SimulatedCPUManager(topology, node_pools) if chooses else None
         self._named = f"the policy {node_pools.cpu_manager.named}"
         self._chooses = f"{self._named} decides for the whole pod"
@@ -324,10 +324,9 @@ class SimulatedNode:
         return f"{misfit.reason}: {misfit.message} (in milli-CPUs)" if misfit else ""
 
     def _resize_one(self, pod: Pod, name: str, at_s: float) -> tuple[Outcome, str]:
-        (container,) = (each for each in pod.containers if each.name == name)
         if not self._cpu_manager:
             return Outcome.SERVED, ""
-        resized = self._cpu_manager.resize(pod, name, self._eligible.cpus(container), at_s)
+        resized = self._cpu_manager.resize(pod, name, at_s)
         self._serve(resized.served, at_s)
         self._compact(at_s)
         if resized.ignored:

@@ -10,8 +10,8 @@ line says `"qos": "Burstable"`; then a container can have a `"limit"` beside its
 beside `"containers"` is the pod's own request, which replaces theirs, and `"overhead"` the cpu of
 its sandbox. `"labels"` and `"annotations"` are Koordinator's, as
 `{"koordinator.sh/qosClass": "LSR"}`, and cpupool's without a domain, as `{"cpu-moves": "any"}`.
-Containers of a pod have other native requests from a resize
-in place on, and the pod goes, with:
+
+Containers of a pod have other native requests from a resize in place on, and the pod goes, with:
 
     {"at_s": 4, "pod": "ns/web", "resize": {"c": 4}}
     {"at_s": 9.5, "pod": "ns/web", "ends": true}
@@ -161,26 +161,25 @@ def resizing(at_s: float, pod: Pod, milli: Mapping[str, int]) -> Event:
         pod: the pod before.
         milli: container → its new native request in milli-CPUs.
     """
-    guaranteed = _guaranteed(pod)
     containers = tuple(
-        _asking(each, milli[each.name], guaranteed=guaranteed) if each.name in milli else each
+        _asking(pod, each, milli[each.name]) if each.name in milli else each
         for each in pod.containers
     )
     resized = tuple(each.name for each in containers if each.name in milli)
     return Event(at_s, replace(pod, containers=containers), resize=resized)
 
 
-def _asking(container: Container, milli: int, *, guaranteed: bool) -> Container:
-    """Return a container with another native request, and an equal limit if it has any."""
-    limited = container.limit_milli is not None
-    if container.level_cpus:
-        return replace(container, request_milli=milli, limit_milli=milli, level_cpus=_whole(milli))
+def _asking(pod: Pod, container: Container, milli: int) -> Container:
+    """Return a container of a pod with another native request, and an equal limit if it has any."""
+    limited, leveled = container.limit_milli is not None, pod.level_milli is not None
+    own = _whole(milli) if _guaranteed(pod) else 0
     return replace(
         container,
         request_milli=milli,
         limit_milli=milli if limited else None,
-        whole_cpus=_whole(milli) if guaranteed else 0,
-        equal_cpus=_whole(milli) if limited else 0,
+        whole_cpus=0 if leveled else own,
+        equal_cpus=_whole(milli) if limited and not leveled else 0,
+        level_cpus=own if leveled else 0,
     )
 
 

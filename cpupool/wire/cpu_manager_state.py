@@ -42,7 +42,7 @@ _AFTER: Final = "after"
 _UNIX_S: Final = "unixSeconds"
 _MOVED: Final = "moved"
 _WRITTEN: Final = 2
-"""The version that `encode` writes."""
+"""The version that `encode` writes of a node without bubbles."""
 
 Assignments = Mapping[str, Mapping[str, CPUSet]]
 """Pod UID → container → its own CPUs."""

@@ -154,7 +154,7 @@ def pod_level(
     if gates.get(_GATE) is False:
         fact = f"the kubelet's configuration switches {_GATE} off: no pod has resources of its own"
         yield Row(BUBBLES, Verdict.WARNING, fact, f"remove featureGates.{_GATE}")
-    elif manager.topology_scope is not Scope.POD:
+    elif not manager.bubbles:
         fact = f"whole containers of pods with resources of their own own CPUs; {TOPOLOGY_SCOPE}"
         yield Row(BUBBLES, Verdict.OK, f"{fact}: {Scope.POD.value} gives each such pod a bubble")
     elif status is not None:

@@ -159,7 +159,7 @@ def _cpu_manager(status: NodeStatus) -> Iterator[RenderableType]:
     if SYSTEM in status.sets:
         names = ", ".join(manager.system_pods.namespaces)
         yield _text(f"CPUs of system pods ({names}): {status.sets[SYSTEM] or 'none'}.", "bold")
-    yield from (_text(f"P{each[1:]}.") for each in cpu_checks.bubbles(status))
+    yield from (_text(f"{each[0].upper()}{each[1:]}.") for each in cpu_checks.bubbles(status))
     yield from (_text(f"The load leaves {name} {size}.") for name, size in status.sizes.items())
     yield from _refused(status, "why it has no CPUs of its own")
 

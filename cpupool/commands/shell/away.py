@@ -23,7 +23,6 @@ from cpupool.config.poolconfig import Source
 from cpupool.config.settings import AgentSettings
 from cpupool.core import quantity
 from cpupool.core.assignments import Step
-from cpupool.core.cpu_manager import Scope
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import ConfigError, ManifestError, refuse_errors
 from cpupool.core.names import POLICY_CPUS, Names
@@ -35,8 +34,7 @@ from cpupool.kube.config_map import ConfigMapName
 from cpupool.kube.connection import APIConnection
 from cpupool.kube.node_topology import served
 from cpupool.kube.resources import CONFIG_MAPS, EVENTS, NODE_TOPOLOGIES, NODES, PODS
-from cpupool.manager import served_requests
-from cpupool.manager.served_requests import outside_pools
+from cpupool.manager.served_requests import outside_pools, together
 from cpupool.policies.built_in import kind
 from cpupool.wire.json_text import Fields
 from cpupool.wire.node_topology import observed
@@ -342,18 +340,17 @@ def _own(pools: NodePools, pod: Pod, container: Container) -> int:
     """Return how many CPUs a container, or its pod, gets of the CPU manager policy."""
     if kind(pools.cpu_manager).reads_classes:
         told = pod.orchestration
-        return served_requests.together(pod) if told and told.owns and not told.fault else 0
+        return together(pod) if told and told.owns and not told.fault else 0
     manager = pools.cpu_manager
     if not (manager.chooses and outside_pools(container)) or pod.is_one_of(manager.system_pods):
         return 0
     if _has_bubble(pools, pod):
         return pod.level_cpus if all(map(outside_pools, pod.containers)) else 0
-    return manager.eligible.cpus(container) or (manager.pod_level and container.level_cpus)
+    return manager.eligible.cpus(container) or (container.level_cpus if manager.pod_level else 0)
 
 
 def _has_bubble(pools: NodePools, pod: Pod) -> bool:
-    manager = pools.cpu_manager
-    return manager.pod_level and manager.topology_scope is Scope.POD and bool(pod.level_cpus)
+    return pools.cpu_manager.bubbles and pod.level_cpus > 0
 
 
 def _requested(
@@ -366,10 +363,10 @@ def _requested(
         yield Step("request", why, cpus)
         yield Step("node", where, cpus)
         return
-    together = kind(pools.cpu_manager).reads_classes or _has_bubble(pools, pod)
+    as_whole = kind(pools.cpu_manager).reads_classes or _has_bubble(pools, pod)
     named = " and ".join(
         f"{many} whole CPUs for its pod"
-        if together and resource == POLICY_CPUS
+        if as_whole and resource == POLICY_CPUS
         else amount(resource, many, pod.qos.value if pod.qos else "")
         for resource, many in requests.items()
     )

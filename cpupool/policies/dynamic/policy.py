@@ -118,6 +118,8 @@ class DynamicPolicy(StaticPolicy):
             return f"it leaves CPUs {leaving} when its notice ends"
         if grant.bubble:
             return super(DynamicPolicy, self)._unmet(grant, to_place, requests)
-        # Another pod that owns CPUs as a whole is of an earlier policy, and no resize changes it.
-        other, has = ("", None) if grant.whole else other_request(grant, to_place, requests)
+        if grant.whole:
+            # Its CPUs are of an earlier policy, and no resize changes them.
+            return ""
+        other, has = other_request(grant, to_place, requests)
         return f"{other}, and has CPUs {has} until the kubelet resizes it" if other else ""

@@ -60,7 +60,7 @@ _UPDATED_S: Final = 0.4
 _GIVEN_UP_S: Final = 5.0
 """The pause after an update without a response, before the next update."""
 _WAITS_ITSELF: Final = "it waits for an answer itself"
-_OUTDATED: Final = "they have another owner by now"
+OUTDATED: Final = "they have another owner by now"
 
 
 @dataclass(slots=True)
@@ -88,9 +88,9 @@ class NRIRuntime:
         names: the names of the annotations of allocations.
         launch: the runtime's start of this process as its plugin; None if it has not.
         look: asks for a sweep, because the runtime reports no containers any more.
+        allows: returns whether a container may have some CPUs by the decisions of now.
         started: called with each container that has started; None to call `look`.
         memory: container → its memory nodes, which each update repeats.
-        allows: returns whether a container may have some CPUs by the decisions of now.
         update_s: the time in which the runtime must answer an update.
         now_s: a monotonic clock.
 
@@ -107,10 +107,10 @@ class NRIRuntime:
         names: Names,
         *,
         look: Callable[[], None],
+        allows: Callable[[ContainerKey, CPUSet], bool],
         started: Callable[[ContainerID], None] | None = None,
         launch: Launch | None = None,
         memory: MemoryOf = NO_MEMORY,
-        allows: Callable[[ContainerKey, CPUSet], bool] = lambda _key, _cpus: True,
         update_s: float = _UPDATED_S,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -368,7 +368,7 @@ class NRIRuntime:
                 raise ContainerNotFound(update.container)
             # An answer to the runtime may have given the CPUs away, and none is given meanwhile.
             if not self._allows(known.key, update.cpus):
-                raise RuntimeBusy(update.container, what, _OUTDATED)
+                raise RuntimeBusy(update.container, what, OUTDATED)
             if self._ask([update], what).failed:
                 raise RuntimeRefused(update.container, what, "look at its log")
 

@@ -21,9 +21,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
-from cpupool.core.cpu_manager import CPU_MANAGER, ON_MISFIT, Scope
+from cpupool.core.cpu_manager import CPU_MANAGER, ON_MISFIT
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import HostError
+from cpupool.core.grants import WHOLE_POD
 from cpupool.core.names import ENABLE_SHARED_CPUS
 from cpupool.core.workloads import ContainerRef
 from cpupool.enforce import notices
@@ -200,14 +201,14 @@ def _unknown(container: NRIContainer, pod: Pod | None, now: Snapshot) -> str:
         return ""
     listed = pod is not None and pod.qos is not None
     spec = [found for found in pod.containers if found.name == known.name] if pod else []
-    # Each container of a pod with a bubble runs there, whatever it requests itself.
-    bubbles = manager.pod_level and manager.topology_scope is Scope.POD
     asks = (
         manager.eligible.cpus(container)
         or container.orchestrated
-        or (bubbles and container.guaranteed)
+        # Each container of a pod with a bubble runs there, whatever it requests itself.
+        or (manager.bubbles and container.guaranteed)
     )
-    if not (asks or any(map(manager.eligible.cpus, spec))):
+    today = now.facts.policy.requests(pod).keys() if pod else set()
+    if not (asks or any(map(manager.eligible.cpus, spec)) or today & {known.name, WHOLE_POD}):
         return ""
     if not now.facts.recovered:
         return _JUST_STARTED

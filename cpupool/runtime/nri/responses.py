@@ -17,6 +17,7 @@ from cpupool.core.errors import CPUPoolError
 from cpupool.core.properties import NO_PROPERTIES
 from cpupool.core.workloads import ContainerRef
 from cpupool.enforce import notices
+from cpupool.runtime.nri.adapter import OUTDATED
 from cpupool.runtime.nri.holding import MissingFacts
 from cpupool.runtime.nri.messages import Adjustment, Update
 from cpupool.telemetry import log as logs
@@ -179,7 +180,7 @@ class Responses:
         wanted, own = self._wanted(container.key, now), self._runtime.expects(message)
         if own and container.key and not now.allows(container.key, message.asked.cpu_set):
             # A resize has given the CPUs away since the call was made.
-            self._runtime.refuse(message, "they have another owner by now")
+            self._runtime.refuse(message, OUTDATED)
             return "refused"
         if wanted is not None and not own:
             outcome = wanted.placement.value

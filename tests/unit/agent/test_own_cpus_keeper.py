@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from cpupool.agent.own_cpus_keeper import SPARE_S, OwnCPUsKeeper
+from cpupool.core.cpu_manager import STATIC
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import HostFileError
 from cpupool.core.workloads import ContainerRef
 from cpupool.host import files
 from cpupool.host.own_folders import OwnFolders
 from cpupool.manager.resizing import OwnCPUs, Reason
-from tests import builders
+from tests import builders, moving
 from tests.loops import running
 from tests.own_cpus import BEGUN_S, NOTICE_S, REF, UID, Node
 from tests.waiting import eventually
@@ -414,6 +415,7 @@ def test_a_container_learns_that_its_cpus_are_its_own_no_longer(
     node: Node, full: list[bool]
 ) -> None:
     node.create("0-3")
+    node.change(cause=Reason.PLUGIN)
     del node.own[REF]
     full[0] = True
     assert node.look() == pytest.approx(2.0)
@@ -423,6 +425,19 @@ def test_a_container_learns_that_its_cpus_are_its_own_no_longer(
     assert (node.told, node.generations) == (("", "", "plugin -0-3"), 2)
     node.look(100.0)
     assert node.generations == 2
+
+
+def test_a_container_keeps_its_cpus_under_a_policy_that_resizes_none(folder: Path) -> None:
+    node = moving.Node(folder)
+    node.run("a", 6)
+    node.settle()
+    before = node.told("a")
+    assert str(before.cpus) == node.cpus("a") == "1-3,17-19"
+
+    node.reconfigure(replace(moving.MOVING, policy=STATIC, compaction=None))
+    node.settle()
+    assert node.own_cpus() == {}
+    assert (node.told("a"), node.cpus("a")) == (before, "1-3,17-19")
 
 
 def test_the_folder_of_a_pod_that_has_ended_stays_as_it_is(node: Node) -> None:

@@ -350,6 +350,12 @@ def test_compaction_is_shown_before_anybody_is_moved(
     assert cli.main([*arguments, "--compact", "any"]) == 0
     assert move in capsys.readouterr().out
 
+    spread = "options: {distribute-cpus-across-numa: 'true'}"
+    pools = written(tmp_path, ALIGNED.replace("topologyPolicy: single-numa-node", spread), "p.yaml")
+    assert cli.main([*arguments, "--compact", "any", "--pools", pools]) == 0
+    nobody = "The option distribute-cpus-across-numa lets no container move: turn it off.\n"
+    assert capsys.readouterr().out.endswith(nobody)
+
 
 def test_explain_says_which_part_of_a_bubble_a_simulated_container_has(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -535,8 +535,8 @@ def test_a_file_says_how_long_before_containers_lose_cpus(written: str, seconds:
 def test_what_is_no_number_of_seconds_is_refused(written: str) -> None:
     (problem,) = refused(NOTICE % written)
     assert problem == (
-        f"a.yaml:4:21: cpuManager.maxNoticeSeconds: '{written[:63]}' is not a whole number of"
-        " seconds from 0 to 3600; write one, as 10"
+        f"a.yaml:4:21: cpuManager.maxNoticeSeconds: '{written[:63]}' is not a whole number from"
+        " 0 to 3600; write one, as 10"
     )
 
 

@@ -73,7 +73,7 @@ def why(of: Pod, at: Manager) -> str:
 
 def planned(at: Manager, of: Pod, *nodes: TopologyHint, container: int = 0) -> Plan:
     heard = {ref(of.name, each.name): {NIC: HintsAnswer(nodes)} for each in of.containers}
-    return plan(at.snapshot(), of, of.containers[container], ALIGNED, heard=heard)
+    return plan(at.snapshot(), of, of.containers[container], ALIGNED, heard=heard, unlisted=())
 
 
 def hint(of: Plan) -> TopologyHint | None:
@@ -200,20 +200,20 @@ def test_what_one_container_has_of_a_plugin_moves_the_whole_pod() -> None:
 def test_the_hints_of_all_containers_are_merged_at_one_time() -> None:
     of = pod("a", has("one"), has("two"))
     at = node(of, scope=Scope.POD)
-    asked = plan(at.snapshot(), of, of.containers[0], ALIGNED, heard={})
+    asked = plan(at.snapshot(), of, of.containers[0], ALIGNED, heard={}, unlisted=())
     assert [question.container.name for question in asked.hints] == ["one", "two"]
 
     heard = {
         ref("a", "one"): {NIC: HintsAnswer((good(0), good(1)))},
         ref("a", "two"): {NIC: HintsAnswer((good(1),))},
     }
-    first = plan(at.snapshot(), of, of.containers[0], ALIGNED, heard=heard)
+    first = plan(at.snapshot(), of, of.containers[0], ALIGNED, heard=heard, unlisted=())
     ((question, nodes),) = first.allocate
     assert (question.container.name, nodes) == ("one", good(1))
     # The second container follows the answer of the first.
     at.observe(plugins=PluginFacts(frozenset({NIC}), {ref("a", "one"): on(1)}))
     both = {ref("a", "two"): {NIC: HintsAnswer((good(0), good(1)))}}
-    second = plan(at.snapshot(), of, of.containers[1], ALIGNED, heard=both)
+    second = plan(at.snapshot(), of, of.containers[1], ALIGNED, heard=both, unlisted=())
     assert hint(second) == good(1)
 
 
@@ -229,5 +229,5 @@ def test_an_ended_init_container_is_not_aligned_with_the_others() -> None:
     of = pod("a", has("init", init=True), has("one"), running=True)
     at = node(of, scope=Scope.POD)
     at.observe(plugins=replace(at.snapshot().facts.plugins, answering=frozenset([NIC])))
-    asked = plan(at.snapshot(), of, of.containers[1], ALIGNED, heard={})
+    asked = plan(at.snapshot(), of, of.containers[1], ALIGNED, heard={}, unlisted=())
     assert [question.container.name for question in asked.hints] == ["one"]

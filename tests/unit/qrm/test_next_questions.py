@@ -54,7 +54,7 @@ def planned(
     of: Pod = POD,
 ) -> Plan:
     said = {ref("a"): heard or {}}
-    return plan(on.snapshot(), of, of.containers[0], plugins, heard=said)
+    return plan(on.snapshot(), of, of.containers[0], plugins, heard=said, unlisted=())
 
 
 def allocated(of: Plan) -> dict[str, TopologyHint | None]:

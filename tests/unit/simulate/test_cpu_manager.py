@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from cpupool.core.cpu_manager import (
+    DYNAMIC,
     STATIC,
+    Compaction,
     CPUManager,
     Eligible,
     Misfit,
@@ -21,9 +24,10 @@ from cpupool.core.cpu_manager import (
 from cpupool.core.cpuset import CPUSet
 from cpupool.core.errors import ConfigError
 from cpupool.core.pools import NodePools, Pool
-from cpupool.core.workloads import ContainerKind
+from cpupool.core.workloads import ContainerKind, CPUMoves
 from cpupool.policies.koordinator.policy import KOORDINATOR
 from cpupool.simulate import simulation, workload
+from cpupool.simulate.cpu_manager import SimulatedCPUManager
 from cpupool.simulate.simulation import KUBELET_PACKED
 from cpupool.simulate.workload import Event
 from tests import builders
@@ -234,6 +238,20 @@ def test_what_the_scheduler_counts_for_a_pod_with_an_init_container_is_what_it_o
         "q/c": "9-15,24-31",
         "r/c": "2-7,16,18-23",
     }
+
+
+def test_a_move_that_becomes_possible_at_a_time_is_not_awaited_any_more_at_that_time() -> None:
+    created_s = 1977.481
+    assert created_s + 600 - created_s < 600
+    compacted = replace(POLICY, policy=DYNAMIC, compaction=Compaction(minimum_age_s=600))
+    manager = SimulatedCPUManager(TELCO, NodePools.of(cpu_manager=compacted))
+    pod = replace(comes("p", created_s, 2).pod, cpu_moves=CPUMoves.ANY)
+    assert len(list(manager.start(pod, created_s))) == 1
+    assert list(manager.compact(created_s)) == []
+    assert manager.next_change_s == created_s + 600
+
+    assert list(manager.compact(created_s + 600)) == []
+    assert manager.next_change_s == math.inf
 
 
 def test_pools_and_native_cpus_stand_beside_each_other() -> None:

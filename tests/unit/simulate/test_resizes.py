@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,7 @@ APART = "Resources cannot be allocated with Topology locality"
 DYNAMIC_POOLS = NodePools.of(
     cpu_manager=replace(POLICY, policy="dynamic", topology_policy=TopologyPolicy.NONE)
 )
+SIZES = ((1, 6), (2, 1.5), (3, 6))
 NO_EVENT = {
     "no containers": ('"resize": {}', 'resize is {}; write {"container": CPUs, ...}'),
     "no object": ('"resize": 4', 'resize is 4; write {"container": CPUs, ...}'),
@@ -89,6 +91,27 @@ def ends(outcome: SimulationResult) -> list[tuple[float, str, str, str]]:
 def cpus(outcome: SimulationResult) -> dict[str, str]:
     """Give pod/container → its CPUs at the end."""
     return {one.container[3:]: str(one.cpus) for one in outcome.running}
+
+
+def test_a_container_of_a_pod_with_cpu_of_its_own_is_resized_as_another_owner() -> None:
+    named = [{"name": "db", "cpu": 4}, {"name": "logs"}]
+    lines: list[dict[str, object]] = [
+        {"at_s": 0, "pod": "ns/web", "cpu": 8, "containers": named},
+        *({"at_s": at_s, "pod": "ns/web", "resize": {"db": cpu}} for at_s, cpu in SIZES),
+    ]
+    events = workload.read("trace.jsonl", "\n".join(map(json.dumps, lines)))
+    assert workload.read("trace.jsonl", workload.write(events)) == events
+    manager = replace(DYNAMIC_POOLS.cpu_manager, pod_level=True)
+
+    outcome = simulation.compare(TELCO, NodePools.of(cpu_manager=manager), events, [DYNAMIC])
+
+    none = "requests no whole number now"
+    assert [(at_s, word, none in why) for at_s, _, word, why in ends(outcome[DYNAMIC])] == [
+        (1, "served", False),
+        (2, "refused", True),
+        (3, "served", False),
+    ]
+    assert cpus(outcome[DYNAMIC]) == {"web/db": "1-3,17-19"}
 
 
 @pytest.mark.parametrize("cpu", [4, 1, 1.5])

@@ -141,13 +141,15 @@ MORE = (
         ({"cpu": "24"}, "none", [("warning", *FEWER)]),
         ({"cpu": "48"}, "static", [("warning", *MORE)]),
         ({}, "none", []),
+        # The row `kubelet` says that this is damaged.
+        ({"cpu": "24"}, ["static"], [("warning", *FEWER)]),
     ],
 )
 def test_a_kubelet_that_has_not_counted_the_cpus_that_are_online_is_named(
     cluster: Login,
     node: WrittenNode,
     capacity: dict[str, str],
-    policy: str,
+    policy: object,
     *,
     rows: list[tuple[str, str, str]],
     capsys: pytest.CaptureFixture[str],

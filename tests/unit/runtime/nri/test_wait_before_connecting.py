@@ -51,7 +51,13 @@ class Node:
     manager: Manager = field(default_factory=Manager)
 
     def __post_init__(self) -> None:
-        runtime = NRIRuntime(self.path, Names(), look=self.look, launch=self.launch)
+        runtime = NRIRuntime(
+            self.path,
+            Names(),
+            look=self.look,
+            allows=lambda key, cpus: self.manager.snapshot().allows(key, cpus),
+            launch=self.launch,
+        )
         self.wait = ConnectionWait(
             self.manager,
             runtime,

@@ -9,7 +9,9 @@ import pytest
 
 from cpupool.core.cpu_manager import Eligible, Scope, SystemPods
 from cpupool.core.cpuset import CPUSet
+from cpupool.core.workloads import QoSClass
 from cpupool.runtime.nri.holding import MissingFacts
+from tests import builders
 from tests.nri_agents import Agent, cpu_of, of
 from tests.nri_runtime import FakeRuntime, Plugin, Refused
 from tests.unit.runtime.nri.static import govern, web
@@ -18,6 +20,7 @@ from tests.waiting import DEADLINE_S, eventually
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from cpupool.core.workloads import Pod
     from tests.nri_pods import Container
 
 WEB = web("web", 2)
@@ -148,12 +151,23 @@ def test_a_pod_from_the_api_server_waits(agent: Agent, plugin: Plugin) -> None:
         plugin.create(_from("api"))
 
 
-def test_before_the_agent_has_seen_what_runs_nothing_is_given(agent: Agent, plugin: Plugin) -> None:
-    """The spec alone says that the container asks for CPUs of its own."""
+LEVEL = replace(
+    builders.pod("web", builders.container(running=False)),
+    qos=QoSClass.GUARANTEED,
+    level_milli=2000,
+    level_cpus=2,
+)
+
+
+@pytest.mark.parametrize("pod", [WEB, LEVEL], ids=["its own", "its pod's"])
+def test_before_the_agent_has_seen_what_runs_nothing_is_given(
+    agent: Agent, plugin: Plugin, pod: Pod
+) -> None:
+    """The spec alone says that the container asks for CPUs of its own, as for a static pod."""
     agent.patient = True
-    govern(agent, adopted=False)
-    agent.manager.observe(pods=[WEB])
-    answer = plugin.creating(of(WEB, "c1"))
+    govern(agent, adopted=False, pod_level=pod is LEVEL, topology_scope=Scope.POD)
+    agent.manager.observe(pods=[pod])
+    answer = plugin.creating(of(pod, "c1"))
     eventually(lambda: "c1" in agent.manager.snapshot().facts.sighted, "the container waits")
     assert not answer.done()
     agent.manager.adopt(())
