@@ -6,6 +6,7 @@ asks the agent about the resize before it answers.
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,7 +28,7 @@ from tests.nri_runtime import FakeRuntime, Refused
 from tests.runtimes import ModelRuntime
 from tests.setters import Source, setter_on
 from tests.unit.runtime.nri.static import guaranteed, web
-from tests.waiting import eventually
+from tests.waiting import DEADLINE_S, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -221,6 +222,34 @@ def test_a_request_for_a_container_that_has_ended_holds_nothing_up(impatient: No
     assert not node.sweep().uncertain
     assert (node.cpus(MAIN), node.owned()) == ("2-3", "2-3")
     assert node.owners.own_cpus()[REF].settled
+
+
+def test_a_request_that_the_runtime_has_lost_holds_nothing_up_for_longer_than_a_minute(
+    impatient: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, runtime = impatient, impatient.agent.runtime
+    node.plugin.silent = True
+    assert node.sweep().uncertain
+    node.grow()
+    assert node.sweep().uncertain
+    monkeypatch.setattr(runtime, "_now_s", lambda: time.monotonic() + 60)
+    assert not node.sweep().uncertain
+    assert node.owners.own_cpus()[REF].settled
+
+
+def test_a_request_stays_open_while_the_runtime_answers_a_later_one(
+    impatient: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, runtime = impatient, impatient.agent.runtime
+    node.plugin.silent = True
+    assert node.sweep().uncertain
+    node.plugin.silent = False
+    monkeypatch.setattr(runtime, "_now_s", lambda: time.monotonic() + 10)
+    monkeypatch.setattr(runtime, "_update_s", DEADLINE_S)
+    runtime.update(ContainerID(OTHER.id), CPUSet.parse("0-1"))
+    assert runtime.unanswered
+    node.plugin.answer_updates()
+    eventually(lambda: not runtime.unanswered, "the answer to the first request")
 
 
 def test_cpus_that_were_left_are_not_free_while_the_runtime_may_give_them_back(

@@ -57,6 +57,8 @@ _INDEX: Final = "50"
 _REACHED_S: Final = 2.0
 _UPDATED_S: Final = 0.4
 """The cpusetter goes on after this time. A later answer of the runtime is valid, too."""
+_LOST_S: Final = 60.0
+"""After so long the runtime makes a change no more that it has not answered: it has lost it."""
 _GIVEN_UP_S: Final = 5.0
 """The pause after an update without a response, before the next update."""
 _WAITS_ITSELF: Final = "it waits for an answer itself"
@@ -302,14 +304,19 @@ class NRIRuntime:
     def unanswered(self) -> bool:
         """Whether the runtime may still make a change that it has not answered.
 
-        It makes none to a container that has ended.
+        It makes none to a container that has ended, and none that it has lost.
         """
         with self._changed:
             return any(
                 update.container in self.containers
-                for request in self._requests.values()
+                for request in self._open(self._now_s()).values()
                 for update in request.updates
             )
+
+    def _open(self, now_s: float) -> dict[int, _Request]:
+        """Return the requests that the runtime may still answer."""
+        requests = self._requests.items()
+        return {call: each for call, each in requests if now_s < each.asked_s + _LOST_S}
 
     @property
     def delays(self) -> bool:
@@ -389,8 +396,7 @@ class NRIRuntime:
         if any(asked_s < request.asked_s + _GIVEN_UP_S for request in self._requests.values()):
             raise silent
         request = _Request(updates, asked_s)
-        # At most one request is not answered: the caller of an earlier one does not wait any more.
-        self._requests = {session.update(updates): request}
+        self._requests = {**self._open(asked_s), session.update(updates): request}
         try:
             self.flush()
         except RemoteProtocolError as error:
