@@ -144,7 +144,8 @@ def outlook(facts: NodeFacts, view: NodeView, unix_s: float, *, released: bool) 
         unserved = _unserved(facts, view, plan.moves, waiting)
         served = [pod for pod in _unserved(facts, view, (), waiting) if pod not in unserved]
         names = " and ".join(f"{pod.namespace}/{pod.name}" for pod in served)
-        return Outlook(_because(plan, f"so that pod {names} can have its CPUs"))
+        who, whose = ("pod", "its") if len(served) == 1 else ("pods", "their")
+        return Outlook(_because(plan, f"so that {who} {names} can have {whose} CPUs"))
     spare = left - settings.moves_per_hour // 2
     if released and spare > 0:
         near = {
