@@ -73,7 +73,7 @@ static _Noreturn void stream(size_t bytes) {
     char *from = zeroed(bytes), *to = zeroed(bytes);
     for (bool begun = false;; begun = true) {
         memcpy(to, from, bytes);
-        /* The compiler must not see that nobody reads the copy. */
+        /* Otherwise the compiler leaves the copy out, because no code reads it. */
         __asm__ volatile("" : : "r"(to) : "memory");
         if (!begun) {
             puts("begun");

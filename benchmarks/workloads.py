@@ -154,7 +154,7 @@ class LoadedNode:
 
 
 def show(measure: Callable[[Callable[[str], None]], str]) -> None:
-    """Print a table as it is measured, with the progress on stderr."""
+    """Measure and print a table; the progress goes to stderr."""
     # Each resize that the agent has seen and the runtime has not asked for yet is a warning.
     log.set_up(logging.ERROR)
     print(measure(lambda line: print(line, file=sys.stderr, flush=True)))

@@ -254,7 +254,7 @@ def _compacted(arguments: argparse.Namespace, pools: NodePools) -> NodePools:
 def _tell_why_none_moves(
     pools: NodePools, policies: Iterable[str], events: Iterable[Event], out: TextIO
 ) -> None:
-    """Say what is missing if no container may move although there is compaction."""
+    """Say what is missing if compaction is on, and no container may move."""
     manager = pools.cpu_manager
     if manager.compaction is None:
         return

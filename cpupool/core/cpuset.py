@@ -50,6 +50,12 @@ class CPUSet:
         """Return the set of these ids."""
         return cls(cpus)
 
+    @staticmethod
+    def overlap(sets: Iterable[CPUSet]) -> bool:
+        """Return whether any two of some sets share a CPU."""
+        sets = tuple(sets)
+        return sum(map(len, sets)) > len(CPUSet.union(sets))
+
     @classmethod
     def union(cls, sets: Iterable[CPUSet]) -> CPUSet:
         """Return the union of any number of sets."""

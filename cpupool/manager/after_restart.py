@@ -194,7 +194,7 @@ def _annotated(
 
 def _has_bubble(facts: NodeFacts, pod: Pod) -> bool:
     """Return whether a pod gets a bubble today."""
-    return facts.pools.cpu_manager.pod_level and WHOLE_POD in choosing.requested(facts, pod)
+    return facts.pools.cpu_manager.bubbles and WHOLE_POD in choosing.requested(facts, pod)
 
 
 def _as_bubble(pod: Pod, has: Mapping[str, CPUSet]) -> Mapping[str, CPUSet]:
@@ -220,12 +220,7 @@ def _together(
     """Return whether all containers of a pod have their CPUs as one set."""
     if WHOLE_POD in entry or WHOLE_POD in choosing.requested(facts, pod):
         return True
-    lasting = [
-        has[each.name]
-        for each in pod.containers
-        if each.name in has and each.kind is not ContainerKind.INIT
-    ]
-    return sum(map(len, lasting)) > len(CPUSet.union(lasting))
+    return CPUSet.overlap(planning.lasting(pod, has))
 
 
 def _as_whole(has: Mapping[str, CPUSet]) -> Mapping[str, CPUSet]:
@@ -300,7 +295,7 @@ def _is_split(claim: _Claim) -> bool:
         return True
     ending = {each.name for each in claim.pod.containers if each.kind is ContainerKind.INIT}
     lasting = [cpus for name, cpus in claim.parts.items() if name not in ending]
-    return sum(map(len, lasting)) == len(CPUSet.union(lasting))
+    return not CPUSet.overlap(lasting)
 
 
 def _can_be(facts: NodeFacts, grants: Grants, claim: _Claim, name: str, cpus: CPUSet) -> bool:

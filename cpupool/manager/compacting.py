@@ -219,7 +219,7 @@ def _lasts(since_s: float, for_s: float, unix_s: float) -> bool:
 
 
 def _layout(facts: NodeFacts) -> Layout | None:
-    """Return the machine of the policy; None for a policy that moves nobody."""
+    """Return the machine of the policy; None if the policy moves no container."""
     policy, settings = facts.policy, facts.pools.cpu_manager.compaction
     if settings is None or not isinstance(policy, DynamicPolicy) or policy.options.spreading:
         return None

@@ -212,8 +212,7 @@ class Guard(CPUManagerPolicy):
         if _a(bool, choice.bubble):
             if not whole:
                 raise ValueError("a bubble is a pod's, and no container's")
-            kept = planning.lasting(whole, parts)
-            if sum(map(len, kept)) > len(CPUSet.union(kept)):
+            if CPUSet.overlap(planning.lasting(whole, parts)):
                 raise ValueError(f"two containers own the same CPUs of {parts}")
         return choice
 
@@ -256,11 +255,7 @@ class Guard(CPUManagerPolicy):
         return extents
 
     def _place(self, view: NodeView, to_place: ContainerToPlace) -> CPUAssignment:
-        assignment = _a(CPUAssignment, self.policy.place(view, to_place))
-        _a(Placement, assignment.placement)
-        to_kubelet = assignment.placement is Placement.KUBELET and self.kind.beside_kubelet
-        if view.default.cpus and not (assignment.cpus or to_kubelet):
-            raise ValueError("the container has no CPUs")
+        assignment = self._assigned(view, self.policy.place(view, to_place), "container")
         chosen = view.chosen.get(to_place.pod.cgroup_uid)
         own = chosen.cpus if chosen else CPUSet()
         if strange := (assignment.exclusive | assignment.offline) - own:
@@ -272,16 +267,20 @@ class Guard(CPUManagerPolicy):
         return assignment
 
     def _sharing(self, view: NodeView, pod: Pod) -> CPUAssignment:
-        assignment = _a(CPUAssignment, self.policy.shared(view, pod))
-        _a(Placement, assignment.placement)
-        to_kubelet = assignment.placement is Placement.KUBELET and self.kind.beside_kubelet
-        if view.default.cpus and not (assignment.cpus or to_kubelet):
-            raise ValueError("the pod has no CPUs")
+        assignment = self._assigned(view, self.policy.shared(view, pod), "pod")
         if own := assignment.exclusive | assignment.offline:
             raise ValueError(f"CPUs {own} are not the pod's own")
         room = _lent(view) | _shared(view)
         if strange := assignment.cpus - (room & view.topology.online):
             raise ValueError(f"CPUs {strange} are not for this pod")
+        return assignment
+
+    def _assigned(self, view: NodeView, answer: CPUAssignment, who: str) -> CPUAssignment:
+        assignment = _a(CPUAssignment, answer)
+        _a(Placement, assignment.placement)
+        to_kubelet = assignment.placement is Placement.KUBELET and self.kind.beside_kubelet
+        if view.default.cpus and not (assignment.cpus or to_kubelet):
+            raise ValueError(f"the {who} has no CPUs")
         return assignment
 
     def _tried(self, asked: Callable[[], _T]) -> _T:

@@ -135,7 +135,7 @@ class SimulatedCPUManager:
         It is 0 for a container that shares a bubble with others of its pod.
         """
         requests = choosing.requested(self._facts, pod)
-        if WHOLE_POD in requests and self._facts.pools.cpu_manager.pod_level:
+        if WHOLE_POD in requests and self._facts.pools.cpu_manager.bubbles:
             return {each.name: each.level_cpus for each in pod.containers}
         if WHOLE_POD in requests:
             return dict.fromkeys((each.name for each in pod.containers), requests[WHOLE_POD])

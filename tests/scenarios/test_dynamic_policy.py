@@ -18,7 +18,7 @@ from tests.guides import blocks, commands
 from tests.machines import MACHINES, Machine
 from tests.scenarios import test_agent_process
 from tests.scenarios.test_cpu_manager_guide import without_numbers
-from tests.scenarios.test_embedded_node import living
+from tests.scenarios.test_embedded_node import living, plugged
 from tests.waiting import eventually
 
 if TYPE_CHECKING:
@@ -251,12 +251,7 @@ cpuManager:
 
 
 def test_a_pod_that_waits_starts_after_another_has_moved(folder: Path, heard: Heard) -> None:
-    machine = MACHINES["arm_no_smt"].write(folder)
-    with (
-        EmulatedCgroups(folder, machine.topology().online, "") as home,
-        living(folder, home, COMPACTING, machine.sys, nri=True, events=heard) as world,
-    ):
-        eventually(lambda: world.node.plugged, "the runtime asks the agent")
+    with plugged(folder, COMPACTING, heard) as world:
         run(world, "first", "2")
         second = run(world, "second", "5")
         run(world, "movable", "3", cpu_moves="any")

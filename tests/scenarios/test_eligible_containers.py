@@ -10,8 +10,6 @@ import pytest
 
 from cpupool import cli
 from cpupool.core.workloads import QoSClass
-from cpupool.local.cgroups import EmulatedCgroups
-from tests.machines import MACHINES
 from tests.scenarios import test_agent_process, test_embedded_node
 from tests.scenarios.test_static_policy import EVERYTHING, LAPTOP, STATIC, right
 from tests.waiting import eventually
@@ -154,13 +152,8 @@ def test_an_owner_that_gets_another_limit_keeps_its_cpus_also_over_a_restart(wor
 @pytest.fixture
 def resizing(folder: Path) -> Iterator[test_embedded_node.World]:
     """Give a node with NRI whose policy resizes."""
-    machine = MACHINES["arm_no_smt"].write(folder)
     pools = DYNAMIC + "eligible: container, maxNoticeSeconds: 0}\n"
-    with (
-        EmulatedCgroups(folder, machine.topology().online, "") as home,
-        test_embedded_node.living(folder, home, pools, machine.sys, nri=True) as made,
-    ):
-        eventually(lambda: made.node.plugged, "the runtime asks the agent")
+    with test_embedded_node.plugged(folder, pools) as made:
         yield made
 
 

@@ -153,6 +153,18 @@ def living(
             yield World(node, agent)
 
 
+@contextmanager
+def plugged(folder: Path, pools: str, events: EventSink | None = None) -> Iterator[World]:
+    """Run a node of 16 CPUs whose runtime asks the agent by NRI."""
+    machine = MACHINES["arm_no_smt"].write(folder)
+    with (
+        EmulatedCgroups(folder, machine.topology().online, "") as home,
+        living(folder, home, pools, machine.sys, nri=True, events=events) as made,
+    ):
+        eventually(lambda: made.node.plugged, "the runtime asks the agent")
+        yield made
+
+
 @pytest.fixture
 def machine(folder: Path) -> WrittenMachine:
     """Sixteen CPUs on as many cores."""

@@ -9,8 +9,6 @@ import pytest
 
 from cpupool import cli
 from cpupool.core.workloads import QoSClass
-from cpupool.local.cgroups import EmulatedCgroups
-from tests.machines import MACHINES
 from tests.scenarios import test_agent_process, test_embedded_node
 from tests.scenarios.test_static_policy import EVERYTHING, LAPTOP, STATIC, right
 from tests.waiting import eventually
@@ -196,12 +194,7 @@ def test_a_pod_that_is_resized_as_a_whole_keeps_its_bubble(world: World) -> None
 @pytest.fixture
 def resizing(folder: Path) -> Iterator[test_embedded_node.World]:
     """Give a node with NRI whose policy resizes."""
-    machine = MACHINES["arm_no_smt"].write(folder)
-    with (
-        EmulatedCgroups(folder, machine.topology().online, "") as home,
-        test_embedded_node.living(folder, home, RESIZING, machine.sys, nri=True) as made,
-    ):
-        eventually(lambda: made.node.plugged, "the runtime asks the agent")
+    with test_embedded_node.plugged(folder, RESIZING) as made:
         yield made
 
 

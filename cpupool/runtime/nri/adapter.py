@@ -58,7 +58,7 @@ _REACHED_S: Final = 2.0
 _UPDATED_S: Final = 0.4
 """The cpusetter goes on after this time. A later answer of the runtime is valid, too."""
 _LOST_S: Final = 60.0
-"""After so long the runtime makes a change no more that it has not answered: it has lost it."""
+"""The runtime has lost a request that has no answer after this time, and makes no change for it."""
 _GIVEN_UP_S: Final = 5.0
 """The pause after an update without a response, before the next update."""
 _WAITS_ITSELF: Final = "it waits for an answer itself"

@@ -44,12 +44,12 @@ def asked(message: UpdateContainer, now: Snapshot) -> int | None:
         # The agent compares the number with the grants once it knows them.
         return None
     grant = now.resolution.view.chosen.get(known.pod)
-    if grant is None or not (grant.resizable(known.name) or _owns_part(grant, known.name)):
+    if grant is None or not (grant.resizable(known.name) or _has_part(grant, known.name)):
         return None
     return count if count != len(grant.parts[known.name]) else None
 
 
-def _owns_part(grant: Grant, container: str) -> bool:
+def _has_part(grant: Grant, container: str) -> bool:
     """Return whether a container has a part of a bubble, which no resize changes.
 
     The kubelet resizes no init container that ends.
